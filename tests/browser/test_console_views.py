@@ -1771,6 +1771,88 @@ def test_on_a_phone_a_long_name_of_an_argument_is_wrapped(ada: Tab, service: Ser
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
+#: texts beyond a side of what they are in, or of the window, where neither an ellipsis says so nor code, a
+#: table or the tabs can be scrolled to them
+_CUT_OFF = """(() => {
+  const isCutOff = (text) => {
+    const range = new Range();
+    range.selectNodeContents(text);
+    let {left, right} = range.getBoundingClientRect();
+    for (let box = text.parentElement; box; box = box.parentElement) {
+      const {overflowX, textOverflow} = getComputedStyle(box);
+      const sides = box.getBoundingClientRect();
+      if (overflowX === "visible" || (left >= sides.left - 1 && right <= sides.right + 1)) continue;
+      const scrolls = box.matches("pre, table, .table, .tabs") && box.scrollWidth > box.clientWidth;
+      if (!scrolls && textOverflow !== "ellipsis") return true;
+      ({left, right} = sides);
+    }
+    return left < -1 || right > innerWidth + 1;
+  };
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (texts.nextNode()) {
+    const {currentNode: text} = texts;
+    const {parentElement: around} = text;
+    if (!text.data.trim() || !around.checkVisibility() || around.closest(".visually-hidden, .skip")) continue;
+    if (isCutOff(text)) found.push(text.data);
+  }
+  return found;
+})()"""
+
+
+def test_in_a_small_window_no_text_is_cut_off_and_a_pause_is_decided(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    """Code and tables scroll wherever they stand; long names are broken, or end in an ellipsis."""
+    user = "an_id_without_a_place_to_break_" * 3
+    (wide,) = talk(service, "width please", user=user)
+    talk(service, 'call Files-delete {"path": "wide"}', user=user)
+    address = "https://example.com/" + "an_address_without_a_place_to_break_" * 3
+    (own,) = talk(service, address, user="dave")
+    decided, waiting = (talk(service, 'call Files-delete {"path": "a"}', user="dave")[0] for _ in range(2))
+    with service.client("dave") as client:
+        fork = client.post(f"/tasks/{own['task_id']}/fork", json={}).raise_for_status().json()
+        (call,) = decided["content"]["tool_calls"]
+        decision = {"id": call["id"], "action": "approve", "arguments": {"path": "b"}}
+        resumed = {"action": "approve", "decisions": [decision]}
+        client.post(f"/requests/{decided['request_id']}/resume", json=resumed).raise_for_status()
+    dave = tabs.signed_in(f"{service.url}/console/", "dave")
+    dave.page.set_viewport_size({"width": 320, "height": 640})
+    found: dict[str, list[str]] = {}
+
+    def look(shown: str, text: str) -> None:
+        expect(dave.page.locator(shown).first).to_contain_text(text)
+        found[shown] = dave.page.evaluate(_CUT_OFF)
+
+    dave.open("tasks", wide["task_id"])
+    look(".turn:has(.turn-footer)", "What comes after them")
+    dave.open("tasks", own["task_id"], "travel")
+    look(".forks a", address[:80])
+    dave.open("compare", own["task_id"], "current", fork["task_id"], "current")
+    look(".branch h3 a", address[:80])
+    dave.open("approvals").button("Decided").click()
+    look(".shown-call", "with these arguments")
+    assert _width(dave.page.get_by_role("heading", level=3).locator("code").first) > 60  # not a letter a line
+    dave.page.set_viewport_size({"width": 1180, "height": 740})  # where the list is narrower
+    dave.button("Whole tenant").click()
+    look(".task:has(.owner) .title", "call Files-delete")
+    rows = dave.page.locator(".task .below")
+    assert rows.evaluate_all("rows => Math.max(...rows.map((row) => row.offsetHeight))") < 30  # a line each
+    assert {shown: texts for shown, texts in found.items() if texts} == {}
+
+    dave.expected = {409}
+    dave.page.set_viewport_size({"width": 320, "height": 256})
+    dave.open("tasks", waiting["task_id"])
+    expect(dave.button("Reject")).to_be_attached()
+    dave.say("a line\n" * 8)
+    expect(dave.text("A decision is needed first")).to_be_visible()
+    dave.button("Reject").scroll_into_view_if_needed()
+    expect(dave.button("Reject")).to_be_in_viewport(ratio=1)
+    dave.button("Reject").click()
+    expect(dave.page.locator(".turn-footer")).to_be_visible()
+    dave.page.set_viewport_size({"width": 1180, "height": 740})
+
+
 def test_on_a_phone_the_open_tab_is_in_view(ada: Tab, service: ServiceThread) -> None:
     """Also where a link leads to the last of them."""
     (answer,) = talk(service, "hello")

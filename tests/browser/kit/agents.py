@@ -39,6 +39,19 @@ rules:
       <br>
 
       <br onclick=x>
+  - when: width please
+    reply: |
+      1. one
+
+         ```
+         call(with_arguments, of_which, there_are, more_than, a_phone_is_wide)
+         ```
+
+      > |a_heading_without_a_place_to_break|b_heading_without_a_place_to_break|
+      > |-|-|
+      > |1|2|
+
+      What comes after them is not as wide, and is broken where the window ends.
   - {when: refuse this, reply: {error: {status: 400, message: No.}}}
   - {when: WWWWWWWWWW, reply: "LONGWORD"}
   - {when: a long story, reply: {text: Once upon a time, finish_reason: length}}

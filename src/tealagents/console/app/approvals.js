@@ -86,10 +86,10 @@ const nameOf = (call) => (call.plugin_name && `${call.plugin_name}-`) + call.fun
 function ShownCall({call, decision, sent}) {
   const changed = decision?.action === "approve" && decision.arguments !== undefined;
   return html`<div class="shown-call">
-    <h4>
+    <h3>
       <${Icon} name="tool" /> <code>${exact(nameOf(call))}</code>
       ${decision && !sent && html`<span class="status" data-status=${decision.action}>${DECIDED.get(decision.action)}${changed && ", with these arguments"}</span>`}
-    </h4>
+    </h3>
     <${Json} value=${changed ? decision.arguments : call.arguments} />
   </div>`;
 }
