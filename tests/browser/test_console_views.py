@@ -449,6 +449,27 @@ def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: Service
     expect(ada.text("Files-rotate said: log 2 copy True")).to_be_visible()
 
 
+def test_what_may_be_null_has_the_field_of_what_it_is_otherwise(ada: Tab, service: ServiceThread) -> None:
+    """In both ways in which a schema says it; what may be of several other types is JSON."""
+    (pause,) = talk(service, 'call Files-rotate {"path": "log"}')
+    named = {"type": ["string", "null"]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    switch, mixed = {"type": ["null", "boolean"]}, {"type": ["string", "integer", "null"]}
+
+    def nullable(route: Route) -> None:
+        known = route.fetch().json()
+        properties = {"a": named[0], "b": named[1], "c": switch, "d": mixed}
+        known["tool_calls"][0]["parameters"] = {"properties": properties, "required": list(properties)}
+        route.fulfill(json=known)
+
+    ada.page.route("**/approvals/*", nullable, times=1)
+    ada.open("tasks", pause["task_id"]).button("Edit the arguments").click()
+    form = ada.page.locator(".fields")
+    for label in ("a required", "b required", "d JSON required"):
+        expect(form.get_by_role("textbox", name=label, exact=True)).to_be_visible()
+    expect(form.get_by_role("combobox", name="c required", exact=True)).to_be_visible()
+    ada.button("Reject").click()
+
+
 def test_scrolling_changes_no_number(ada: Tab, service: ServiceThread) -> None:
     """The wheel over a number that has the focus scrolls the page, and what is approved is what was read."""
     (pause,) = talk(service, 'call Files-rotate {"path": "log", "keep": 3}')

@@ -18,7 +18,7 @@ export function Audit({task}) {
   const {data: verdict} = useRead(async () => entries && verify(entries), [entries]);
   if (!entries) return html`<${Pending} what="the audit" error=${error} onRetry=${reload} />`;
   return html`
-    <div class="page audit">
+    <div class="page">
       <${Verdict} verdict=${verdict} count=${entries.length} />
       <div class="table" tabindex="0" role="region" aria-label="Entries">
         <table>

@@ -102,12 +102,12 @@ const SCALARS = {boolean: "switch", integer: "integer", number: "number", string
 function draftOf(name, value, schema) {
   if (value === undefined) value = schema?.default ?? undefined;
   const about = typeof schema?.description === "string" ? schema.description : "";
-  const choices = schema?.type === "boolean" && value === undefined ? [true, false] : schema?.enum;
+  const wanted = schema && (SCALARS[[schema.type].flat().filter((type) => type !== "null")] ?? "json");
+  const choices = wanted === "switch" && value === undefined ? [true, false] : schema?.enum;
   if (Array.isArray(choices) && choices.every((each) => typeof each !== "object")) {
     const options = choices.map((each) => JSON.stringify(each));
     return {name, about, kind: "choice", options, text: JSON.stringify(value) ?? ""};
   }
-  const wanted = SCALARS[schema?.type] ?? (schema ? "json" : undefined);
   const given = value === undefined ? wanted ?? "text" : kindOf(value);
   const fits = wanted === given || (wanted === "number" && given === "integer");
   const kind = wanted === undefined ? given.replace("integer", "number") : fits ? wanted : "json";

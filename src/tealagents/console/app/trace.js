@@ -14,8 +14,7 @@ const DRAWN = 1000;
 
 export function Trace({task}) {
   const {client} = useApp();
-  const route = useRoute();
-  const wanted = route.path[3];
+  const wanted = useRoute().path[3];
   const read = (signal) => client.trace(task.task_id, {limit: 200, signal}).toArray();
   const {data, error, reload} = useRead(read, [client, task.task_id, task.last_updated, task.status]);
   const [drawn, setDrawn] = useState(DRAWN);
@@ -26,7 +25,7 @@ export function Trace({task}) {
       Each model call, tool call, approval and error of a request will appear here, with its times.
     <//>`;
   return html`
-    <div class="page trace">
+    <div class="page">
       <${Legend} />
       ${cut(requests, drawn, wanted).map((request) => html`<${Waterfall} key=${request.id} request=${request} wanted=${request.id === wanted} />`)}
       ${data.length > drawn && html`<button class="quiet wide" onClick=${() => setDrawn(drawn + DRAWN)}>Show more</button>`}
@@ -171,7 +170,6 @@ const GAPS = {
   path: "It is no longer known which failures preceded this request, or whether the model saw them.",
   count: "The trace recorded a different number of parts than is shown here.",
 };
-const STANDING = "The system prompt is that of the agent as it is configured now; the descriptions of its tools are left out.";
 
 function Sent({step}) {
   const {client} = useApp();
@@ -200,7 +198,7 @@ function Sent({step}) {
 function Parts({found}) {
   return html`
     <ul class="gaps muted">
-      <li>${STANDING}</li>
+      <li>The system prompt is that of the agent as it is configured now; the descriptions of its tools are left out.</li>
       ${found.gaps.map((gap) => html`<li key=${gap}>${GAPS[gap] ?? exact(gap)}</li>`)}
     </ul>
     <ol class="sent-parts" aria-label="Parts of the prompt, oldest first">
@@ -218,11 +216,10 @@ function Part({part}) {
         <span class="muted">${ORIGINS[origin] ?? exact(origin)}${altered ? ", sent shortened" : ""}</span>
       </header>
       ${withheld && html`<p class="muted">The operator has hidden it.</p>`}
-      ${items.map((item, place) => html`<${Content} key=${place} item=${item} />`)}
+      ${items.map((item, place) =>
+        item.content_type === "text" ? html`<${Plain} key=${place} text=${item.content} />` : html`<p key=${place} class="muted">An image</p>`,
+      )}
       ${calls.map((call) => html`<div key=${call.id}><code>${exact(call.tool)}</code><${Json} value=${call.arguments} /></div>`)}
     </li>
   `;
 }
-
-const Content = ({item}) =>
-  item.content_type === "text" ? html`<${Plain} text=${item.content} />` : html`<p class="muted">An image</p>`;

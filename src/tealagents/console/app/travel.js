@@ -38,7 +38,7 @@ export function Travel({task, foreign, reload, left}) {
   const moved = () => ((left.current = null), reload());
   const mark = (id) => marks.set(task.task_id, marked.includes(id) ? marked.filter((each) => each !== id) : [...marked, id].slice(-2));
   return html`
-    <div class="page travel">
+    <div class="page">
       <${Toolbar} task=${task} nodes=${nodes} marked=${marked} />
       <${Tree} nodes=${shown} marked=${marked} onMark=${mark} onLook=${setLooked} task=${task} foreign=${foreign} reload=${moved} />
       ${nodes.length > drawn && html`<button class="quiet wide" onClick=${() => setDrawn(drawn + DRAWN)}>Show more</button>`}
