@@ -1704,6 +1704,25 @@ def test_export_import_rename_and_delete(ada: Tab, service: ServiceThread, tmp_p
     expect(page.get_by_text("No match. Try another filter.")).to_be_visible()
 
 
+def test_what_is_looked_at_is_imported_and_then_another(ada: Tab, service: ServiceThread) -> None:
+    """The first leads nowhere else: its view is shown already. The second is not held up by that."""
+    tasks = [talk(service, text)[0]["task_id"] for text in ("hello", "My name is Ada.")]
+    ada.open("tasks", tasks[0])
+    expect(ada.page.locator(".turn-footer")).to_be_visible()
+    ada.expected = {404}
+    with service.client("ada") as client:
+        documents = [client.get(f"/tasks/{task}/export").raise_for_status().content for task in tasks]
+        for task in tasks:
+            client.delete(f"/tasks/{task}").raise_for_status()
+    ada.look_again()
+    expect(ada.text("Not found")).to_be_visible()
+    for task, document in zip(tasks, documents, strict=True):
+        file = FilePayload(name="task.json", mimeType="application/json", buffer=document)
+        ada.page.get_by_label("A task to import").set_input_files(file)
+        expect(ada.page.locator(".turn-footer")).to_be_visible()
+        expect(ada.page).to_have_url(re.compile(f"{task}$"))
+
+
 def test_images_are_sent_and_shown(ada: Tab) -> None:
     """An image is chosen, seen before it is sent, and seen in the conversation; the message is sent again
     without its text."""

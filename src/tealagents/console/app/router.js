@@ -32,6 +32,7 @@ export function href(...parts) {
 
 const go = (how, to) =>
   new Promise((shown) => {
+    if (location.hash === to) return shown(); // without an event
     addEventListener("hashchange", shown, {once: true});
     location[how](to);
   });
