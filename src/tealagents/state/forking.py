@@ -253,15 +253,7 @@ class _Fork(Struct, frozen=True):
             last_seq=copy.next_seq,
             path=((1, copy.next_seq),),
         )
-        end = RequestEnd(
-            request_id=new_id,
-            status=record.status,
-            first_seq=first,
-            ended_at=record.ended_at or messages[-1].created_at,
-            code=record.error.code if record.error else None,
-            remote_id=record.remote_id,
-        )
-        await copy.add(draft("request.copied", SERVICE, new_id, end))
+        await copy.add(draft("request.copied", SERVICE, new_id, _end(record, ending)))
         return record
 
 
@@ -283,6 +275,19 @@ def _ended(old: RequestRecord, last: Message, ending: RequestEnd | None) -> Requ
         idempotency=None,
         last_event=2,
         copied=True,
+    )
+
+
+def _end(record: RequestRecord, ending: RequestEnd | None) -> RequestEnd:
+    """The last entry of a copied request; `ending` is the source's, as in `_copied`."""
+    return RequestEnd(
+        request_id=record.request_id,
+        status=record.status,
+        first_seq=record.first_seq,
+        ended_at=record.ended_at or record.created_at,
+        code=record.error.code if record.error else None,
+        remote_id=record.remote_id,
+        finish_reason=ending.finish_reason if ending is not None else None,
     )
 
 

@@ -125,11 +125,19 @@ def test_an_answer_that_is_cut_short_is_incomplete(wire: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("words", ["too long", "indecent"])
-def test_the_items_of_a_conversation_are_those_of_its_responses(wire: httpx.Client, words: str) -> None:
-    """Also where an answer is not whole, or a refusal."""
+def test_the_items_of_a_conversation_are_those_of_its_responses(
+    service: ServiceThread, wire: httpx.Client, words: str
+) -> None:
+    """Also where an answer is not whole, or a refusal; in a fork of the conversation, and a fork of that."""
     response = create(wire, input=words)
-    items = wire.get(f"/conversations/{response['conversation']['id']}/items").json()["data"]
+    task = response["conversation"]["id"].removeprefix("conv_")
+    items = wire.get(f"/conversations/conv_{task}/items").json()["data"]
     assert items[0] == response["output"][0]
+    with service.client() as ada:
+        for _ in range(2):
+            task = ada.post(f"/tasks/{task}/fork", json={}).raise_for_status().json()["task_id"]
+            copied = wire.get(f"/conversations/conv_{task}/items").json()["data"]
+            assert {**copied[0], "id": items[0]["id"]} == items[0]
 
 
 def test_a_client_whose_messages_are_too_long_learns_it_by_openais_code(
