@@ -31,6 +31,7 @@ from tealagents.domain.models import (
     Body,
     MessageBody,
     RequestRecord,
+    Step,
     StepBody,
     ToolIntent,
 )
@@ -123,6 +124,7 @@ async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:
     tail = record.last_seq or (await exchange.tasks.head(partition, record.task_id)).value.tail_seq
     number, made = 1, set[str]()
     repeats = record.retries is not None  # a retry repeats earlier calls, whose events are not sent again
+    returned = dict[str, ToolReturned]()  # of the round under way, whose messages are logged at its end
     async for logged in exchange.history.forwards(partition, record.task_id, record.entries(tail)):
         if logged.entry.request_id != record.request_id:  # it ended after it was read, and others followed
             continue
@@ -136,9 +138,17 @@ async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:
             for call in body.calls:
                 made.add(call.id)
                 yield ToolCalled(call)
+        elif isinstance(body, StepBody):
+            if body.step.outcome in ("done", "failed"):
+                result = _returned(body.step)
+                returned[result.call_id] = result
         elif isinstance(body, MessageBody):
+            returned.pop(body.message.tool_call_id or "", None)
             for event in _said(body, made, record):
                 yield event
+    for result in returned.values():
+        if result.call_id in made:
+            yield result
 
 
 def _is_new(body: Body) -> bool:
@@ -146,6 +156,12 @@ def _is_new(body: Body) -> bool:
     if isinstance(body, MessageBody):
         return bool(body.made)
     return isinstance(body, StepBody) and body.step.kind == "model"
+
+
+def _returned(step: Step) -> ToolReturned:
+    """What a tool has returned, according to its step, which has only the beginning of a long output."""
+    call_id, output = (step.input or {}).get("call_id", ""), (step.output or {}).get("output", "")
+    return ToolReturned(str(call_id), step.name, str(output), step.is_error, 0)
 
 
 def _said(body: MessageBody, made: set[str], record: RequestRecord) -> Iterator[Event]:

@@ -116,6 +116,28 @@ def test_a_response_is_cancelled(ada: OpenAI, wire: httpx.Client) -> None:
     assert ada.responses.cancel(ended.id) == ended
 
 
+def test_a_call_that_has_returned_is_shown_while_another_of_its_round_runs(
+    wire: httpx.Client, file: Path
+) -> None:
+    """With its output; and once the response is cancelled, as its stream ended."""
+    calls = (
+        call("Work-note", file=str(file), line="one"),
+        call("Work-refuse", file=str(file)),
+        call("Work-rest", file=str(file), seconds=600),
+    )
+    begun = create(wire, input=" and ".join(calls), background=True)
+
+    def returned(response: dict[str, Any]) -> list[Any]:
+        return [item["status"] for item in response["output"]]
+
+    until(lambda: returned(retrieved(wire, begun["id"])) == ["completed", "failed", "in_progress"])
+    cancelled = wire.post(f"/responses/{begun['id']}/cancel").json()
+    assert returned(cancelled) == ["completed", "failed", "incomplete"]
+    assert cancelled["output"][0]["output"] == "noted one"
+    events = streamed(wire.get(f"/responses/{begun['id']}", params={"stream": "true"}).text)
+    assert events[-1]["response"] == cancelled == retrieved(wire, begun["id"])
+
+
 def test_an_answer_that_is_cut_short_is_incomplete(wire: httpx.Client) -> None:
     """The status says so, and why."""
     response = create(wire, input="too long")
