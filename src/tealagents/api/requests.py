@@ -139,7 +139,8 @@ async def settled(exchange: Exchange, view: RequestView, receive: Receive | None
     while record.status in ("Running", "Queued"):  # a pause may have been decided before this reads it
         async for _ in exchange.followed(view):
             pass
-        record = (await exchange.tasks.request(view.partition, record.request_id)).value
+        # without its task, which may be gone by now (`unstored`)
+        record = (await exchange.records.request(view.partition, record.task_id, record.request_id)).value
     return replace(view, record=record)
 
 

@@ -7,7 +7,13 @@ from collections.abc import AsyncGenerator, Sequence
 
 from msgspec import Struct
 
-from tealagents.domain.errors import Overloaded, PersistenceUnavailable, RequestInProgress, TealError
+from tealagents.domain.errors import (
+    NotFound,
+    Overloaded,
+    PersistenceUnavailable,
+    RequestInProgress,
+    TealError,
+)
 from tealagents.domain.events import Recorded
 from tealagents.domain.models import (
     ENDED,
@@ -23,6 +29,7 @@ from tealagents.engine.observer import Load
 from tealagents.engine.run import Run, Stop
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.wait_queue import WaitQueues
+from tealagents.state import keys
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.queue import QueuedRequest
 from tealagents.state.records import RecordStore
@@ -240,25 +247,37 @@ class Service:
     # --- cancel ----------------------------------------------------------------------------------
 
     async def cancel(self, partition: str, request_id: str, actor: str) -> RequestRecord:
-        """Cancels a running, paused or queued request; returns it once it has ended, however it did."""
-        while True:
-            try:
-                found = (await self.tasks.request(partition, request_id)).value
-            except PersistenceUnavailable:
-                run = self._runs.get(request_id)
-                if run is not None and run.partition == partition:  # stopping a run needs no store
+        """Cancels a running, paused or queued request; returns it once it has ended, however it did.
+
+        Also if its task is deleted as soon as it has ended.
+        """
+        found: RequestRecord | None = None
+        try:
+            while True:
+                try:
+                    found = (await self.tasks.request(partition, request_id)).value
+                except PersistenceUnavailable:
+                    run = self._runs.get(request_id)
+                    if run is not None and run.partition == partition:  # stopping a run needs no store
+                        run.stop(Stop(CANCELED, actor))
+                    raise
+                run = self._runs.get(request_id) if found.status not in ENDED else None
+                if run is not None:
                     run.stop(Stop(CANCELED, actor))
+                    await asyncio.wait([run.outcome])
+                    found = (await self.tasks.request(partition, request_id)).value
+                if found.status in ENDED:
+                    return found
+                if run is not None and run.outcome.exception() is not None:
+                    run.outcome.result()
+                await self.tasks.cancel(partition, request_id, actor)
+        except NotFound:
+            if found is None:
                 raise
-            run = self._runs.get(request_id) if found.status not in ENDED else None
-            if run is not None:
-                run.stop(Stop(CANCELED, actor))
-                await asyncio.wait([run.outcome])
-                found = (await self.tasks.request(partition, request_id)).value
-            if found.status in ENDED:
-                return found
-            if run is not None and run.outcome.exception() is not None:
-                run.outcome.result()
-            await self.tasks.cancel(partition, request_id, actor)
+            last = await self.records.get(partition, keys.request(request_id), RequestRecord)
+            if last is None or last.value.status not in ENDED:
+                raise
+            return last.value
 
     def load(self) -> Load:
         """How busy this process is."""

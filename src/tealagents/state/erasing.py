@@ -48,6 +48,17 @@ class Eraser:
 
     async def delete_as_read(self, partition: str, stored: Stored[Head]) -> bool:
         """Erases a task unless it has changed since it was read (False). `TaskBusy` while it runs."""
+        buried = await self.bury(partition, stored)
+        if buried is None:
+            return False
+        await self.erase(partition, buried)
+        return True
+
+    async def bury(self, partition: str, stored: Stored[Head]) -> Stored[Head] | None:
+        """Begins to erase a task, unless it has changed since it was read (None). `TaskBusy` while it runs.
+
+        No one finds the task any more. `erase` removes its records, or a sweep if the process ends before.
+        """
         if stored.value.running is not None:
             raise TaskBusy(
                 "The task is running. It can be deleted once its request has ended.",
@@ -55,7 +66,7 @@ class Eraser:
                 session_id=stored.value.session_id,
                 request_id=stored.value.running.request_id,
             )
-        return await self.remove(partition, stored)
+        return await bury_unchanged(self._records, partition, stored)
 
     async def remove(self, partition: str, stored: Stored[Head]) -> bool:
         """Erases a task, even if it runs, unless it has changed since it was read (False)."""

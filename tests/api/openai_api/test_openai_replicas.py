@@ -1,10 +1,11 @@
 """Responses on several processes over one store, and after a process was killed."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import APIError, OpenAI
+from openai import APIError, NotFoundError, OpenAI
 from openai_talk import SPEC, WEATHER, sdk
 from replicas import replicas
 from talk import PLUGINS, call
@@ -59,6 +60,38 @@ def test_a_response_is_continued_followed_and_decided_elsewhere(
         running = asked(one, "for ever", background=True)
         assert two.responses.cancel(running.id).status == "cancelled"
         assert one.responses.retrieve(running.id).status == "cancelled"
+
+
+@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+def test_what_is_not_stored_is_followed_and_cancelled_elsewhere(
+    place: Place, nursery: Nursery, tmp_path: Path
+) -> None:
+    """To its end, behind which it is gone everywhere."""
+    env = {"TA_PERSISTENCE": place.url, "TA_PLUGIN_MODULE": str(PLUGINS)}
+    with replicas(nursery, tmp_path, env=env, script=SCRIPT, **SPEC) as pair:
+        one, two = sdk(pair.first), sdk(pair.second)
+        for words, status in [("dripping", "completed"), ("for ever", "cancelled")] * 3:
+            live = asked(one, words, stream=True, store=False)
+            response_id = next(live).response.id
+            followed = two.responses.retrieve(response_id, stream=True)
+            next(followed)
+            if words == "for ever":
+                cancelled = two.responses.cancel(response_id)
+                assert (cancelled.id, cancelled.status) == (response_id, status)
+            *_, last = live
+            *_, last_elsewhere = followed
+            assert last_elsewhere == last
+            assert last.response.status == status
+            for client in (one, two):
+                until(partial(is_gone, client, response_id))
+
+
+def is_gone(client: OpenAI, response_id: str) -> bool:
+    try:
+        client.responses.retrieve(response_id)
+    except NotFoundError:
+        return True
+    return False
 
 
 def test_what_was_answered_survives_a_kill(nursery: Nursery, tmp_path: Path) -> None:
