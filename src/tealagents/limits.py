@@ -10,7 +10,8 @@ class Limits(Options):
     `TA_LIMITS__…`."""
 
     request_timeout_seconds: Seconds = 600
-    """Seconds for a whole request, including waiting for its turn."""
+    """Seconds for a whole request, including waiting for its turn. They start again with each decision on a
+    pause."""
     model_timeout_seconds: Seconds = 300
     """Seconds for one model call."""
     first_piece_timeout_seconds: Seconds = 60

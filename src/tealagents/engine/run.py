@@ -177,7 +177,7 @@ class Run:
             self._over = True
 
     def _time_left(self) -> float:
-        """Seconds left for this run. Time in the queue counts against the limit, time in a pause does not."""
+        """Seconds left for this run: all of them after a pause; before, time in the queue counts as well."""
         limit = self._agent.limits.request_timeout_seconds
         if self._writer.message is None:
             return limit
