@@ -5,9 +5,11 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
+import pytest
 from monitored import MonitoredService, message, monitored
 
 from tealagents.testing.forking import Nursery
@@ -111,6 +113,27 @@ def test_a_supervisor_that_can_start_no_process_keeps_the_workers_it_has(
         assert stays in in_flight(service)
         assert service.value("tealagents_workers_wanted") == 2  # none was added
         assert service.terminate() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTTOU])
+def test_a_worker_that_is_replaced_or_removed_leaves_what_is_new_to_the_others(
+    nursery: Nursery, tmp_path: Path, number: signal.Signals
+) -> None:
+    """They share its address: while it drains, none is refused there, nor on idle connections to it."""
+    limits = {"TA_LIMITS__DRAIN_SECONDS": "600", "TA_LIMITS__FIRST_PIECE_TIMEOUT_SECONDS": "600"}
+    with monitored(nursery, tmp_path, SCRIPT, workers=2, **limits) as service, ExitStack() as clients:
+        until(lambda: len(in_flight(service)) == 2)
+        until(lambda: sent(service).status_code == 202 and all(in_flight(service).values()))  # so both drain
+        idle = [clients.enter_context(service.client()) for _ in range(8)]
+        for client in idle:
+            assert client.get("/health/ready").status_code == 200
+        os.kill(service.process.pid, number)
+        until(lambda: "are left to the other workers" in service.log())
+        new = [clients.enter_context(service.client()) for _ in range(8)]
+        for client in (*idle, *new):
+            with suppress(httpx.TransportError):  # an idle connection may end just as it is used
+                assert client.get("/health/ready").status_code == 200
+            assert client.post("", json=message("hello")).json()["status"] == "Completed"
 
 
 def test_workers_stop_when_their_supervisor_is_killed(nursery: Nursery, tmp_path: Path) -> None:

@@ -424,6 +424,9 @@ def worker_app() -> "ASGIApp":
     gc.disable()  # until `_settled`
     # the terminal sends Ctrl-C to all processes, and the supervisor passes it on: it would count twice here
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGUSR1"):  # not on Windows, where no worker is replaced or removed
+        server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _leave_to_others, server)
     started = threading.Event()
     threading.Thread(target=_stop_with_supervisor, args=(started,), name="supervisor", daemon=True).start()
     try:
@@ -435,6 +438,20 @@ def worker_app() -> "ASGIApp":
     except (Exception, SystemExit):
         log.exception("the start failed")
     raise SystemExit(STARTUP_FAILURE)
+
+
+def _leave_to_others(server: Any) -> None:
+    """Stops accepting, and closes idle connections: this worker drains, but others of the service do not.
+
+    One whose client has not asked for anything yet stays open: the client's first request may be on its way.
+    """
+    for listener in getattr(server, "servers", ()):  # it has none before it has started
+        listener.close()
+    for connection in list(server.server_state.connections):
+        cycle = getattr(connection, "cycle", None)
+        if cycle is not None and cycle.response_complete:
+            connection.shutdown()
+    log.info("new connections are left to the other workers")
 
 
 def _stop_with_supervisor(started: threading.Event) -> None:

@@ -31,10 +31,11 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor(Multiprocess):
-    """Uvicorn's supervisor, with four differences:
+    """Uvicorn's supervisor, with five differences:
 
     - a worker that cannot be replaced stops no other worker
     - a worker that is slow to start is not killed
+    - a worker that is replaced or removed leaves new connections to the others while it drains
     - a signal to stop takes effect while a worker is being replaced or removed (SIGHUP, SIGTTOU)
     - while it waits for its workers to end, it only passes signals to stop on to them
     """
@@ -162,8 +163,11 @@ class Supervisor(Multiprocess):
         return False
 
     def _retire(self, worker: Process) -> None:
-        """Drains a worker and waits for it; after a signal to stop, `join_all` waits for it instead."""
+        """Drains a worker, which leaves new connections to the others, and waits for it; after a signal to
+        stop, `join_all` waits for it instead."""
         worker.terminate()
+        if worker.exitcode is None and worker.pid is not None:
+            os.kill(worker.pid, signal.SIGUSR1)
         while worker.exitcode is None:
             if self._must_stop():
                 self._retiring.append(worker)
