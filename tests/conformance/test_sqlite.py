@@ -47,12 +47,31 @@ def by_hand(file: Path, statement: str, *arguments: object) -> list[tuple[object
 # --- durability -------------------------------------------------------------------------------------
 
 
-async def test_no_other_user_can_read_it(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", ["", "link.db"], ids=["by its name", "through a symbolic link"])
+async def test_no_other_user_can_read_it(file: Path, link: str) -> None:
     """The database, its log and its index are the service's own user's alone."""
-    await put(store, "p", {"key": b""})
-    assert {path.name for path in tmp_path.iterdir()} >= {"state.db", "state.db-wal"}
-    for path in tmp_path.iterdir():
-        assert path.stat().st_mode & 0o077 == 0, path
+    if link:
+        file.with_name(link).symlink_to(file)
+    async with plain_store(f"sqlite:///{file.with_name(link or file.name)}") as store:
+        await put(store, "p", {"key": b""})
+        assert {path.name for path in file.parent.iterdir()} >= {"state.db", "state.db-wal"}
+        for path in file.parent.iterdir():
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+async def test_processes_that_name_the_file_by_different_links_wake_each_other(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit wakes the watches of a process whose path to the file leads over other links."""
+    monkeypatch.setattr("tealagents.stores.local_link.RECHECK_SECONDS", 600)
+    link, folder = file.with_name("link.db"), file.with_name("folder")
+    link.symlink_to(file)
+    folder.symlink_to(file.parent)
+    async with plain_store(f"sqlite:///{file}") as store, store.watch("p", "topic") as watch:
+        for path in (link, folder / "state.db"):
+            async with plain_store(f"sqlite:///{path}") as other:
+                await other.commit("p", commit(put={"key": b""}, notify=["topic"]))
+                assert await watch.wait(30)
 
 
 OTHER_PROCESS = """

@@ -100,7 +100,8 @@ class SqliteStore(BaseStore):
         super().__init__(options, clock=clock)
         self._sql = statements("sqlite.sql")
         self._path = options.path.absolute()
-        self._watches = LocalWatches(options.watch_seconds, self._path.with_name(self._path.name + "-notify"))
+        # beside the file itself, as its log is: other processes may name it by another symbolic link, or none
+        self._watches = LocalWatches(options.watch_seconds, Path(f"{os.path.realpath(self._path)}-notify"))
         #: empties the log; None if it holds no deleted records
         self._erasing: asyncio.Task[None] | None = None
         #: records were deleted since the last attempt to empty the log
@@ -472,6 +473,7 @@ def _make_private(path: Path) -> None:
     it, and another process that closes the database would then delete the log.
     """
     make_folders(str(path.parent))
+    path = Path(os.path.realpath(path))  # SQLite creates what a symbolic link leads to, for others to read
     if path.exists():
         return
     made, name = mkstemp(prefix=f"{path.name}-", dir=path.parent)
