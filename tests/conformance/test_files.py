@@ -170,11 +170,14 @@ async def test_an_edited_value_comes_as_it_is(store: Store, folder: Path) -> Non
 
 
 async def test_files_of_others_are_left_alone(store: Store, folder: Path) -> None:
-    """What an editor or a person leaves in the folder is no record."""
+    """What an editor or a person leaves in the folder is no record, and none that has expired."""
     await put(store, PARTITION, {"task/1": VALUE})
-    for name in ("task/notes.txt", "task/Copy of 1.json", "task/.1.json.swp", "%zz.json"):
+    copies = ["task/Copy of 1.json", "task/1 copy.json", "task/._1.json", "task/%31.json", "task/1%20.json"]
+    for name in ("task/notes.txt", "task/.1.json.swp", "%zz.json", f"{'a/' * 100}%00.json", *copies):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("mine")
     assert [key for key, _ in await store.scan(PARTITION, "")] == ["task/1"]
+    assert await store.expired(PARTITION) == []
 
 
 # --- a commit that its process did not live to finish -----------------------------------------------

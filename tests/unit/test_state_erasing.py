@@ -731,6 +731,21 @@ async def test_a_user_is_erased_although_the_record_of_the_owners_is_damaged(
         assert not await there.tasks.directory.knows(ADA.user)
 
 
+class Clinging(MemoryStore):
+    """Keeps an expired record, whatever deletes it."""
+
+    async def expired(self, partition: str, *, limit: int = 100) -> list[str]:
+        return ["clinging"]
+
+
+async def test_an_expired_record_that_the_store_does_not_erase_ends_the_erasure() -> None:
+    """It reports that, and does not try for ever."""
+    async with process(Clinging()) as here:
+        await here.ask()
+        with pytest.raises(PersistenceUnavailable, match="still holds expired records in Tester/user/mock"):
+            await UserErasure(here.eraser, ADA.user).erase()
+
+
 async def test_what_has_expired_of_a_user_is_erased_with_the_rest(tmp_path: Path) -> None:
     """In the user's own partition and in the tenant's inbox, before any sweep. covers: STATE-2"""
     async with SqliteStore(SqliteOptions(path=tmp_path / "state.db")) as store, process(store) as here:

@@ -6,7 +6,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from tealagents.domain.errors import CorruptState, NotFound
+from tealagents.domain.errors import CorruptState, NotFound, PersistenceUnavailable
 from tealagents.domain.models import PENDING_CONSENTS, Head, Session, User, Worker
 from tealagents.state import keys
 from tealagents.state.codec import parse, unseal
@@ -174,10 +174,14 @@ class UserErasure:
     async def _wipe_expired(self, partition: str) -> int:
         """Erases expired records, which no scan returns and the store may keep for a while; returns their
         number."""
-        wiped = 0
-        while expired := await self._records.store.expired(partition):
+        wiped, before = 0, None
+        while expired := {*await self._records.store.expired(partition)}:
+            if expired == before:
+                raise PersistenceUnavailable(
+                    f"The store still holds expired records in {partition} after they were deleted."
+                )
             await self._records.delete(partition, expired)
-            wiped += len(expired)
+            wiped, before = wiped + len(expired), expired
         return wiped
 
     def _names_user(self, partition: str, key: str, stored: bytes) -> bool:

@@ -104,8 +104,11 @@ def key_path(key: str) -> str:
     return folders_of(key) + ".json"
 
 
-def walk(folder: str, above: str, begun: str) -> Iterator[str]:
-    """The keys of the files below `folder`. They begin with `above`, then the unfinished name `begun`."""
+def walk(folder: str, above: str, begun: str) -> Iterator[tuple[str, str]]:
+    """The files below `folder`, each after the key that its name stands for, which may be another file's.
+
+    The keys begin with `above`, then the unfinished name `begun`.
+    """
     try:
         entries = os.scandir(folder)
     except FileNotFoundError:
@@ -113,7 +116,7 @@ def walk(folder: str, above: str, begun: str) -> Iterator[str]:
     with entries:
         for entry in entries:
             if entry.name.endswith(".json"):
-                yield above + _unescape(begun + entry.name.removesuffix(".json"))
+                yield above + _unescape(begun + entry.name.removesuffix(".json")), entry.path
             elif entry.is_dir() and entry.name.endswith("%+"):
                 yield from walk(entry.path, above, begun + entry.name.removesuffix("%+"))
             elif entry.is_dir():

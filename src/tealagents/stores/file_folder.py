@@ -4,7 +4,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -14,7 +14,7 @@ import msgspec
 
 from tealagents.disk import make_folders, private, sync
 from tealagents.domain.errors import Conflict, CorruptState, Unknown
-from tealagents.domain.ports import Commit, Record
+from tealagents.domain.ports import NAME, Commit, Record
 from tealagents.stores.file_documents import (
     DamagedFile,
     RecordFile,
@@ -63,15 +63,16 @@ class PartitionFolder:
         self, prefix: str, after: str | None, limit: int, reverse: bool, now: float
     ) -> list[tuple[str, Record]]:
         with self._reading() as there:
-            keys = self._keys(prefix) if there else ()
+            files = self._files(prefix) if there else ()
             if after is not None:
-                keys = (key for key in keys if (key < after if reverse else key > after))
-            records = ((key, self._listed(key, now)) for key in sorted(keys, reverse=reverse))
+                files = (file for file in files if (file[0] < after if reverse else file[0] > after))
+            keys = self._keys(sorted(files, reverse=reverse))
+            records = ((key, self._listed(key, now)) for key in keys)
             return list(islice(((key, record) for key, record in records if record), limit))
 
     def expired(self, limit: int, now: float) -> list[str]:
         with self._reading() as there:
-            keys = self._keys("") if there else ()
+            keys = self._keys(self._files("") if there else ())
             return list(islice((key for key in keys if self._listed(key, now) is None), limit))
 
     def commit(self, commit: Commit, now: float, sweeps: bool) -> None:
@@ -129,12 +130,16 @@ class PartitionFolder:
             return None
         return Record(document.value, document.version)
 
-    def _keys(self, prefix: str) -> Iterator[str]:
-        """The keys of all files under a prefix, in no order, including expired ones."""
+    def _keys(self, files: Iterable[tuple[str, str]]) -> Iterator[str]:
+        """The keys of records, without the files of others, such as copies, whose names no key has here."""
+        return (key for key, file in files if NAME.fullmatch(key) and file == self._file(key))
+
+    def _files(self, prefix: str) -> Iterator[tuple[str, str]]:
+        """All files under a prefix, as `walk` finds them, in no order, including expired ones."""
         above, _, _ = prefix.rpartition("/")
         start = f"{self.path}/{folders_of(above)}" if "/" in prefix else self.path
-        keys = walk(start, above + "/" if "/" in prefix else "", "")
-        return (key for key in keys if key.startswith(prefix))
+        files = walk(start, above + "/" if "/" in prefix else "", "")
+        return (file for file in files if file[0].startswith(prefix))
 
     def _file(self, key: str) -> str:
         return f"{self.path}/{key_path(key)}"
