@@ -82,6 +82,8 @@ def _is_json(value: bytes) -> bool:
 def _escape(segment: str) -> str:
     escaped = _UNSAFE.sub(lambda m: f"+{m[0].lower()}" if m[0].isalpha() else f"%{ord(m[0]):02x}", segment)
     parts = [escaped[start : start + _PART] for start in range(0, len(escaped), _PART)]
+    if parts and parts[-1] in (".", ".."):  # as a folder: the one that it is in, or the one above that
+        parts[-1] = parts[-1].replace(".", "%2e")
     return "%+/".join(parts) or "%"
 
 

@@ -58,8 +58,11 @@ _NAMES = """
 """
 _LONG = ("k" * 254 + "1", "k" * 254 + "2", "K" * 254 + "1", "/" * 255, "~" * 255, "A" * 120, "a" * 120)
 
+#: where the file store cuts a long name: what follows looks like a folder itself, and like the one above it
+_CUT = ("A" * 100 + "a", "A" * 100 + "./a", "A" * 100 + "../a")
+
 #: names that are difficult for file systems, SQL patterns, shells and separators
-AWKWARD_NAMES = (*_NAMES.split(), *_LONG)
+AWKWARD_NAMES = (*_NAMES.split(), *_LONG, *_CUT)
 
 #: values that are difficult for encodings, JSON formatters and terminators
 AWKWARD_VALUES = (
