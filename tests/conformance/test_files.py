@@ -153,12 +153,59 @@ async def test_a_damaged_file(store: Store, folder: Path, damage: Callable[[byte
     assert file.read_bytes() == damaged
 
 
-async def test_a_damaged_file_can_be_deleted(store: Store, folder: Path) -> None:
+def a_folder(file: Path) -> None:
+    (file / "within").mkdir(parents=True)
+
+
+def a_link_to_itself(file: Path) -> None:
+    file.symlink_to(file)
+
+
+def a_file_of_another_user(file: Path) -> None:
+    file.touch(mode=0)
+
+
+not_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may read it")
+UNREADABLE = [a_folder, a_link_to_itself, pytest.param(a_file_of_another_user, marks=not_root)]
+
+
+@pytest.mark.parametrize("instead", UNREADABLE)
+async def test_a_file_that_cannot_be_read(
+    store: Store, folder: Path, instead: Callable[[Path], None]
+) -> None:
+    """It is damaged, as one that does not parse: others are read. covers: STATE-4"""
+    await put(store, PARTITION, {"task/1": VALUE, "task/2": VALUE})
+    (folder / "task/1.json").unlink()
+    instead(folder / "task/1.json")
+    with pytest.raises(CorruptState, match=r"1\.json cannot be read \("):
+        await store.read(PARTITION, ["task/1"])
+    with pytest.raises(CorruptState):
+        await store.commit(PARTITION, commit(expect={"task/1": None}, put={"task/2": b""}))
+    found = await store.scan(PARTITION, "task/")
+    assert [(key, record.value) for key, record in found] == [("task/1", b""), ("task/2", VALUE)]
+
+
+async def test_a_folder_that_cannot_be_read(store: Store, folder: Path) -> None:
+    """The records in it are not damaged: reads and lists are refused."""
+    await put(store, PARTITION, {"task/1": VALUE})
+    (folder / "task").rename(folder / "moved")
+    a_link_to_itself(folder / "task")
+    for attempt in (store.read(PARTITION, ["task/1"]), store.scan(PARTITION, "task/")):
+        with pytest.raises(PersistenceUnavailable, match=re.escape(f"symbolic links: {folder}/task")):
+            await attempt
+
+
+@pytest.mark.parametrize("instead", [lambda file: file.write_bytes(b"{"), *UNREADABLE])
+async def test_a_damaged_file_can_be_deleted(
+    store: Store, folder: Path, instead: Callable[[Path], None]
+) -> None:
     """Erasing a task does not stumble over a damaged record."""
     await put(store, PARTITION, {"task/1": VALUE})
-    (folder / "task/1.json").write_bytes(b"{")
+    (folder / "task/1.json").unlink()
+    instead(folder / "task/1.json")
     await store.commit(PARTITION, commit(delete=["task/1"]))
     assert await store.read(PARTITION, ["task/1"]) == [None]
+    assert await store.scan(PARTITION, "") == []
 
 
 async def test_an_edited_value_comes_as_it_is(store: Store, folder: Path) -> None:

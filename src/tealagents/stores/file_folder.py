@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -29,6 +30,8 @@ from tealagents.stores.file_lock import PartitionLock
 FORMAT = b"tealagents files 1\n"
 #: a line of `.expiring`; on a full disk, one may be cut off, with the next one appended to it
 _NOTE = re.compile(rb"^([0-9]+\.[0-9]+) ([!-~]+)$", re.MULTILINE)
+#: errors of a file that are its own, such as those of an unreadable sector. Too many open files is none
+_DAMAGE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.EIO}
 #: the extension of a new file before it replaces the old one
 _BESIDE = ".tmp"
 
@@ -120,11 +123,17 @@ class PartitionFolder:
             return Record(damage.content, "")
 
     def _load(self, key: str, now: float) -> Record | None:
+        path = self._file(key)
         try:
-            with open(self._file(key), "rb") as file:
+            with open(path, "rb") as file:
                 content = file.read()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if error.errno not in _DAMAGE:
+                raise
+            os.lstat(path)  # raises if it is the folder that cannot be used
+            raise DamagedFile(b"", f"cannot be read ({error.strerror})") from error
         document = RecordFile.parse(key, content)
         if document.expires is not None and document.expires <= now:
             return None
@@ -236,7 +245,10 @@ class PartitionFolder:
     def _remove(self, file: str) -> str:
         """Removes a file and the folders that it leaves empty; returns the first folder that remains."""
         with suppress(FileNotFoundError):
-            os.unlink(file)
+            if os.path.isdir(file) and not os.path.islink(file):  # damage, which goes with its task or user
+                shutil.rmtree(file)
+            else:
+                os.unlink(file)
         folder = os.path.dirname(file)
         with suppress(OSError):  # it is not empty, or does not exist
             while folder != self.path:
