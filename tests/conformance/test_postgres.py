@@ -137,6 +137,32 @@ async def test_a_newer_schema_is_left_alone(postgres_url: str, sql: "asyncpg.Con
             await use()
 
 
+@pytest.mark.parametrize("table", ["migrations (id int, name text)", "records (id int)"])
+async def test_tables_of_another_application(
+    postgres_url: str, sql: "asyncpg.Connection", table: str
+) -> None:
+    """A schema in which tables of the store's names are another's is refused, and nothing is added to it."""
+    schema = schema_of(postgres_url)
+    await sql.execute(f"CREATE SCHEMA {schema}; CREATE TABLE {schema}.{table}")
+    store = store_of(postgres_url)
+    assert isinstance(store, PostgresStore)
+    said = f"schema {schema} has tables of another application: set"
+    for use in (store.exists, store.open, store.migrate):
+        with pytest.raises(StoreConfigError, match=said):
+            await use()
+    tables = "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace($1)"
+    assert await sql.fetchval(tables, schema) == 1
+
+
+async def test_a_schema_may_have_other_tables_too(postgres_url: str, sql: "asyncpg.Connection") -> None:
+    """They are no obstacle, and neither are the store's own with them."""
+    schema = schema_of(postgres_url)
+    await sql.execute(f"CREATE SCHEMA {schema}; CREATE TABLE {schema}.customers (name text)")
+    for _ in range(2):
+        async with store_of(postgres_url) as store:
+            await store.commit("p", put("key", b"1"))
+
+
 async def test_keys_are_in_order_whatever_the_collation(
     postgres_server: PostgresServer, sql: "asyncpg.Connection"
 ) -> None:

@@ -272,7 +272,15 @@ class PostgresStore(BaseStore):
         check_schema("postgres", f"{self.where} is", number)
 
     async def _is_made(self, connection: "asyncpg.Connection[Any]") -> bool:
+        await self._refuse_foreign(connection)
         return bool(await connection.fetchval(self._sql["has_migrations"]))
+
+    async def _refuse_foreign(self, connection: "asyncpg.Connection[Any]") -> None:
+        """`StoreConfigError` if another application has tables of the store's names."""
+        if await connection.fetchval(self._sql["is_foreign"]):
+            raise StoreConfigError(
+                f"{self.where} has tables of another application: set ?schema=… to another schema."
+            )
 
     async def close(self) -> None:
         if self._sweeping is not None:  # what it leaves is erased by the next sweep of any process
@@ -288,6 +296,7 @@ class PostgresStore(BaseStore):
         """
         try:
             async with self._session() as connection:
+                await self._refuse_foreign(connection)
                 try:
                     return await self._migrate(connection)
                 except InsufficientPrivilegeError as error:

@@ -50,9 +50,17 @@ WHERE (partition, key) IN (
 -- name: has_migrations
 SELECT to_regclass('{schema}.migrations') IS NOT NULL
 
--- Asked first, because CREATE SCHEMA IF NOT EXISTS needs the right to create one even where there is one.
+-- Whether another application has tables of these names in the schema: there is no `migrations` as made here.
+-- name: is_foreign
+SELECT count(*) > 0
+    AND count(*) FILTER (WHERE relname = 'migrations' AND attname IN ('number', 'name', 'applied_at')) < 3
+FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
+WHERE relnamespace = to_regnamespace('{schema}') AND relname IN ('migrations', 'records')
+
+-- Asked first, because CREATE SCHEMA IF NOT EXISTS needs the right to create one even where there is one. Read from
+-- the table: what this session looked up before it waited for `migration_lock` may be cached.
 -- name: has_schema
-SELECT to_regnamespace('{schema}') IS NOT NULL
+SELECT EXISTS (SELECT FROM pg_namespace WHERE oid = to_regnamespace('{schema}'))
 
 -- Whether the session's user may make what the first migration makes.
 -- name: may_create
