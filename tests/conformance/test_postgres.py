@@ -7,7 +7,7 @@ import ipaddress
 import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, nullcontext, suppress
 from pathlib import Path
 
 import asyncpg
@@ -58,6 +58,52 @@ class TestThePostgresLink(LinkContract):
     ) -> Iterator[tuple[FaultProxy, OpenStore, OpenStore]]:
         with FaultProxy(postgres_server.host, postgres_server.port) as proxy:
             yield proxy, lambda: store_of(proxy.url_for(postgres_url)), lambda: store_of(postgres_url)
+
+
+@asynccontextmanager
+async def each_notification_to_its_sender(server: PostgresServer) -> AsyncIterator[str]:
+    """The host and port of a proxy that notifies as a pgbouncer in transaction mode does: between its
+    transactions a client has no connection to the server, so that it hears only what it sends itself."""
+
+    async def forward(client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        replies, there = await asyncio.open_connection(server.host, server.port)
+        requests = asyncio.create_task(forward_requests(client, there))
+        process = b""
+        with suppress(OSError, asyncio.IncompleteReadError), closing(back), closing(there):
+            while True:
+                head = await replies.readexactly(5)
+                body = await replies.readexactly(int.from_bytes(head[1:]) - 4)
+                if head[:1] == b"K":  # BackendKeyData
+                    process = body[:4]
+                if head[:1] != b"A" or body[:4] == process:  # NotificationResponse
+                    back.write(head + body)
+        requests.cancel()
+
+    async def forward_requests(client: asyncio.StreamReader, there: asyncio.StreamWriter) -> None:
+        while chunk := await client.read(65_536):
+            there.write(chunk)
+        there.close()
+
+    async with await asyncio.start_server(forward, "127.0.0.1") as proxy:
+        yield "{}:{}".format(*proxy.sockets[0].getsockname())
+
+
+async def test_processes_poll_where_notifications_reach_only_their_sender(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    """So it is through a pgbouncer in transaction mode, which accepts LISTEN."""
+    async with each_notification_to_its_sender(postgres_server) as place:
+        through = postgres_url.replace(f"{postgres_server.host}:{postgres_server.port}", place)
+        async with (
+            store_of(f"{through}&sslmode=disable") as store,
+            store_of(postgres_url) as other,
+            store.watch("p", "topic") as watch,
+        ):
+            for _ in range(3):
+                await other.commit(
+                    "p", Commit(operation=operation_id(), put={"key": Put(b"")}, notify={"topic"})
+                )
+                assert await watch.wait(30)
 
 
 async def test_a_connection_that_is_given_up_while_it_is_made_is_no_error(

@@ -120,8 +120,10 @@ class PostgresWatches(LinkedWatches):
             except (PostgresError, *LOST) as error:
                 raise LinkLost(in_a_line(error)) from None
             try:
-                yield _ListeningConnection(connection, listener, self._prefix + self._sender, self._sender)
-            except (PostgresError, *LOST) as error:
+                session = _ListeningConnection(connection, listener, self._sender)
+                await session.check(self._prefix + self._sender, self._send)
+                yield session
+            except (PersistenceUnavailable, PostgresError, *LOST) as error:
                 raise LinkLost(in_a_line(error)) from None
             finally:
                 connection.terminate()
@@ -132,20 +134,24 @@ class PostgresWatches(LinkedWatches):
 class _ListeningConnection:
     """A connection that listens."""
 
-    def __init__(
-        self, connection: "asyncpg.Connection[Any]", listener: Listener, own_channel: str, sender: str
-    ) -> None:
+    def __init__(self, connection: "asyncpg.Connection[Any]", listener: Listener, sender: str) -> None:
         self._connection = connection
         self._listener = listener
-        self._own_channel = own_channel
         self._sender = sender
-        self._answered = asyncio.Event()
         connection.add_termination_listener(lambda _: listener.broken())
+
+    async def check(self, prefix: str, send: Send) -> None:
+        """Returns once a notification that another connection sends has arrived: a pgbouncer in transaction
+        mode accepts LISTEN, but delivers only what this connection itself sends."""
+        arrived = asyncio.Event()
+        await self._connection.add_listener(f"{prefix}ok", lambda *_: arrived.set())
+        await send(prefix, ["ok"])
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await arrived.wait()
 
     async def subscribe(self, channels: Collection[str]) -> None:
         for channel in channels:
             await self._connection.add_listener(channel, self._hear)
-        await self._notify_itself()
 
     async def unsubscribe(self, channels: Collection[str]) -> None:
         for channel in channels:
@@ -155,22 +161,10 @@ class _ListeningConnection:
         """Not a NOTIFY: that would wake the connection of every process that listens."""
         await self._connection.execute("SELECT 1")
 
-    async def _notify_itself(self) -> None:
-        """Returns once its own notification has arrived: a pgbouncer in transaction mode accepts LISTEN, but
-        delivers nothing."""
-        self._answered.clear()
-        await self._connection.add_listener(self._own_channel, self._hear_answer)
-        await self._connection.execute(f"NOTIFY {self._own_channel}")
-        async with asyncio.timeout(ANSWER_SECONDS):
-            await self._answered.wait()
-
     def _hear(self, connection: object, pid: int, channel: str, payload: object) -> None:
         name, sender = str(payload)[:_NAME], str(payload)[_NAME:]
         if sender != self._sender:
             self._listener.hear(name)
-
-    def _hear_answer(self, connection: object, pid: int, channel: str, payload: object) -> None:
-        self._answered.set()
 
 
 def _name(topic: Topic) -> str:
