@@ -95,6 +95,18 @@ async def test_a_token_is_replaced_before_it_ends(
     assert authority.hits["token"] == 2
 
 
+async def test_a_token_that_is_no_longer_handed_out_is_dropped(
+    delegation: Delegation, authority: LocalAuthority, clock: MachineClock
+) -> None:
+    """When the next token is kept, of any user: those of users who never return are not kept either."""
+    first = await delegation.token_for(ALICE, authority.token("alice"), MAIL)
+    assert first in repr(vars(delegation))
+    clock.advance(3600 - 300)
+    bob = await delegation.token_for(User(ALICE.tid, object_id("bob")), authority.token("bob"), MAIL)
+    held = repr(vars(delegation))
+    assert (first in held, bob in held) == (False, True)
+
+
 async def test_no_one_acts_for_another_user(delegation: Delegation, authority: LocalAuthority) -> None:
     """With another user's token, such as an approver's, the owner's own is requested."""
     elsewhere = User(OTHER_TENANT, ALICE.oid)
@@ -147,6 +159,11 @@ async def test_without_consent_the_user_is_asked(delegation: Delegation, authori
         ("invalid_grant", 65001, {}),
         ("invalid_grant", 0, {"suberror": "consent_required"}),
         ("login_required", 50058, {}),
+        ("invalid_grant", 50076, {"suberror": "basic_action", "claims": '{"access_token":{}}'}),
+        ("invalid_grant", 0, {"suberror": "additional_action"}),
+        ("invalid_grant", 50076, {}),
+        ("invalid_grant", 50079, {}),
+        ("invalid_grant", 50158, {}),
     ],
 )
 async def test_whatever_needs_the_user_asks_the_user(
@@ -177,12 +194,20 @@ async def test_where_the_browser_goes_after_consent(authority: LocalAuthority, c
 # --- refusals ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("error", "number"), [("invalid_scope", 70011), ("invalid_grant", 50013)])
+@pytest.mark.parametrize(
+    ("error", "number", "more"),
+    [
+        ("invalid_scope", 70011, {}),
+        ("invalid_grant", 50013, {}),
+        # access is blocked by a policy, whatever the user does
+        ("invalid_grant", 53003, {"suberror": "message_only", "claims": '{"access_token":{}}'}),
+    ],
+)
 async def test_a_refusal_is_reported_by_its_number(
-    delegation: Delegation, authority: LocalAuthority, error: str, number: int
+    delegation: Delegation, authority: LocalAuthority, error: str, number: int, more: dict[str, str]
 ) -> None:
     """Another refusal fails the tool, with the error's name and number and not the authority's prose."""
-    authority.refuse_delegation(error, number)
+    authority.refuse_delegation(error, number, **more)
     with pytest.raises(ToolFailed, match=rf"{error}, AADSTS{number}") as failed:
         await delegation.token_for(ALICE, authority.token("alice"), MAIL)
     assert "Trace ID" not in str(failed.value)

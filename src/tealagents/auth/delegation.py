@@ -38,7 +38,11 @@ _THREADS = 4
 
 #: what the authority says when the user has to do something first (OpenID Connect Core, section 3.1.2.6)
 _USER_IS_NEEDED = frozenset({"interaction_required", "consent_required", "login_required"})
-#: the same, where Entra says `invalid_grant`: consent has never been given, or not for all of the scopes
+#: the same, where Entra says `invalid_grant`: by the suberror, for whatever signing in again resolves …
+_RESOLVED_BY_USER = frozenset({"basic_action", "additional_action"})
+#: … and by numbers: a second factor is wanted, has to be set up, or is checked by another provider
+_SECOND_FACTOR_NUMBERS = frozenset({50076, 50079, 50158})
+#: consent has never been given, or not for all of the scopes
 _CONSENT_NUMBERS = frozenset({65001, 65004})
 
 
@@ -126,6 +130,9 @@ class EntraDelegation:
         # Looked at, so that a failure whose callers have all left is not reported as lost.
         if done.cancelled() or done.exception() is not None:
             return
+        now = self._clock.now().timestamp()
+        for old in [each for each, kept in self._kept.items() if kept.until <= now]:
+            del self._kept[old]
         self._kept[key] = done.result()
         self._kept.move_to_end(key)
         if len(self._kept) > _KEPT_TOKENS:
@@ -169,14 +176,12 @@ class EntraDelegation:
         return client
 
     def _refusal(self, answer: Json, endpoint: str, scopes: list[str]) -> NeedsAuthorization | ToolFailed:
-        error = _word(answer.get("error"))
+        error, suberror = _word(answer.get("error")), _word(answer.get("suberror"))
         numbers = [number for number in answer.get("error_codes") or () if isinstance(number, int)]
-        consent = (
-            error == "consent_required"
-            or _word(answer.get("suberror")) == "consent_required"
-            or bool(_CONSENT_NUMBERS.intersection(numbers))
-        )
-        if consent or error in _USER_IS_NEEDED:
+        consent = "consent_required" in (error, suberror) or not _CONSENT_NUMBERS.isdisjoint(numbers)
+        # Not by `claims`, which also come with refusals that no user can resolve (53003).
+        needed = error in _USER_IS_NEEDED or suberror in _RESOLVED_BY_USER
+        if consent or needed or not _SECOND_FACTOR_NUMBERS.isdisjoint(numbers):
             return self._authorization(endpoint, scopes, consent=consent, claims=answer.get("claims"))
         reasons = ", ".join([error, *(f"AADSTS{number}" for number in numbers)])
         log.warning("The authority refused an on-behalf-of request: %s", reasons)
