@@ -12,9 +12,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tealagents.api.settings import ApiSettings
-from tealagents.outbound.addresses import host_of, page_origin
+from tealagents.outbound.addresses import host_of, is_loopback, is_loopback_host, page_origin
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _FOREIGN = "Pages of this origin may not call the service. The operator lists them in cors_origins."
 _UNKNOWN = "The service is not known under this name. The operator sets it with TA_PUBLIC_URL."
 #: the response for what is refused: status and reason
@@ -28,7 +27,7 @@ class KnownOrigins:
         self._app = app
         self._respond = respond
         self._origins = set(settings.cors_origins)
-        self._names = set(_LOOPBACK)
+        self._names: set[str] = set()
         if settings.public_url:
             self._origins.add(page_origin(settings.public_url))
             self._names.add(host_of(settings.public_url))
@@ -39,11 +38,12 @@ class KnownOrigins:
 
     def _refused(self, request: Request) -> Response | None:
         server, _ = request.scope.get("server") or ("", None)
-        local = server in _LOOPBACK
+        local = is_loopback_host(server)
         for origin in request.headers.getlist("origin"):
-            if not self._origins & {origin, "*"} and not (local and host_of(origin) in _LOOPBACK):
+            if not self._origins & {origin, "*"} and not (local and is_loopback(origin)):
                 return self._respond(403, _FOREIGN)
-        if local and host_of(f"//{request.headers.get('host', '')}") not in self._names:
+        name = host_of(f"//{request.headers.get('host', '')}")
+        if local and not is_loopback_host(name) and name not in self._names:
             return self._respond(421, _UNKNOWN)
         return None
 

@@ -134,10 +134,13 @@ def _opening(client: httpx.Client, **fields: Any) -> httpx.Response:
     [
         ({"origin": "http://localhost:3000"}, 200),
         ({"origin": "http://127.0.0.1:1"}, 200),
+        ({"origin": "http://[::1]"}, 200),
         ({"origin": "https://host.example"}, 200),
         ({"origin": "https://agents.example"}, 200),
         ({"host": "agents.example"}, 200),
         ({"host": "localhost"}, 200),
+        ({"host": "LOCALHOST:1"}, 200),
+        ({"host": "127.0.0.2"}, 200),
         ({"origin": "https://evil.example"}, 403),
         ({"origin": "http://host.example"}, 403),
         ({"origin": "null"}, 403),
@@ -163,6 +166,20 @@ def test_only_known_pages_and_names_lead_here(headers: dict[str, str], status: i
         assert answer.status_code == status
         if status != 200:
             assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "[::1]", "[::ffff:127.0.0.1]"])
+async def test_no_foreign_page_or_name_leads_to_any_loopback_address(
+    service: ServiceThread, address: str
+) -> None:
+    """A server that listens at `::` sees calls to 127.0.0.1 come in at the address mapped into IPv6."""
+    transport = httpx.ASGITransport(app=service.app)
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://{address}:8000") as client:
+        for headers, status in (
+            *(({}, 401), ({"host": "localhost"}, 401)),
+            *(({"origin": "http://evil.example"}, 403), ({"host": "evil.example"}, 421)),
+        ):
+            assert (await client.post(f"{service.prefix}/mcp", headers=headers)).status_code == status
 
 
 def test_pages_of_the_public_url_may_call_however_it_is_written() -> None:
