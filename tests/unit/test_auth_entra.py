@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
+import httpx
 import pytest
 from auth_setup import ALICE, KEY, entra
 
@@ -265,13 +266,6 @@ async def test_tenants_beside_the_home_tenant(authority: LocalAuthority, clock: 
             await service.authenticate(authority.token(tid=OTHER_TENANT, iss=authority.issuer(TENANT)))
 
 
-async def test_the_list_of_tenants_implies_nothing(authority: LocalAuthority, clock: FakeClock) -> None:
-    """A home tenant that the list of tenants leaves out may not call."""
-    async with entra(authority, clock, allowed_tenants=OTHER_TENANT) as service:
-        with pytest.raises(Unauthenticated, match="tenant"):
-            await service.authenticate(authority.token())
-
-
 # --- what is remembered ------------------------------------------------------------------------------
 
 
@@ -318,3 +312,20 @@ async def test_the_resource_document(service: Authenticator, authority: LocalAut
         "scopes_supported": [f"{APP_ID_URI}/access_as_user"],
         "bearer_methods_supported": ["header"],
     }
+
+
+@pytest.mark.parametrize("home", [TENANT, "organizations", "common"])
+async def test_the_resource_document_names_each_tenants_issuer(
+    authority: LocalAuthority, clock: FakeClock, home: str
+) -> None:
+    """The home tenant's first; each is what its metadata says of itself, which MCP clients compare."""
+    tenants = [OTHER_TENANT, TENANT] if home == TENANT else [TENANT, OTHER_TENANT]
+    async with entra(authority, clock, tenant_id=home, allowed_tenants=tenants) as service:
+        document = service.resource_metadata("https://agents.example/Wiki/0.1")
+    assert document is not None
+    issuers = document["authorization_servers"]
+    assert issuers == [authority.issuer(TENANT), authority.issuer(OTHER_TENANT)]
+    async with httpx.AsyncClient(trust_env=False) as client:
+        for issuer in issuers:
+            published = await client.get(f"{issuer}/.well-known/openid-configuration")
+            assert published.json()["issuer"] == issuer

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from tealagents.api.protocols import PROTOCOLS
 from tealagents.cli.findings import find
 from tealagents.cli.main import command_line
+from tealagents.testing.authority import TENANT
 from tealagents.testing.service import agent_config
 
 DEMO = Path(__file__).parents[2] / "demos" / "approval"
@@ -395,6 +396,14 @@ def test_a_store_from_a_variable_that_is_not_set_is_left_open(folder: Path, url:
         ("spec", "auth: {provider: entra, tenant_id: '${OPEN}', audience: '${OPEN}'}"),
         ("spec", "auth: {provider: entra, tenant_id: t, audience: a, client_id: c, certificate: '${OPEN}'}"),
         ("spec", "auth: {provider: entra, tenant_id: common, audience: a, allowed_tenants: '${OPEN}'}"),
+        (
+            "spec",
+            f"auth: {{provider: entra, tenant_id: {TENANT}, audience: a, allowed_tenants: '${{OPEN}}'}}",
+        ),
+        (
+            "spec",
+            f"auth: {{provider: entra, tenant_id: '${{OPEN}}', audience: a, allowed_tenants: {TENANT}}}",
+        ),
         ("spec", "protocols: ${OPEN}"),
         ("spec", "protocols: ['${OPEN}', openai]"),
         ("spec", "cors_origins: ['${OPEN}']"),
