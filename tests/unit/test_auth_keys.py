@@ -5,11 +5,12 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 
+import httpx2
 import pytest
 from auth_setup import ALICE, KEY, entra
 from hostile_tokens import b64
 
-from tealagents.auth.jwks import KeysUnreadable, _as_safe_as, read_key_set
+from tealagents.auth.jwks import KeysUnreadable, PublishedKeys, _as_safe_as, read_key_set
 from tealagents.domain.errors import AuthUnavailable, Unauthenticated
 from tealagents.domain.ports import Authenticator
 from tealagents.outbound.reading import BoundedClient
@@ -177,6 +178,27 @@ async def test_a_failed_refresh_is_tried_again_after_five_minutes(
     assert authority.hits["metadata"] == 3
 
 
+async def test_keys_are_refreshed_after_any_failure(authority: LocalAuthority, clock: FakeClock) -> None:
+    """Also after one that no one foresaw."""
+    url = f"{authority.url}/x/v2.0/.well-known/openid-configuration"
+    failures: list[Exception] = []
+
+    async def fail(_: httpx2.Request) -> None:
+        if failures:
+            raise failures.pop()
+
+    async with BoundedClient(url, seconds=5, event_hooks={"request": [fail]}) as client:
+        published = PublishedKeys(client, url, clock)
+        first = await published.key_set(KEY.kid)
+        failures.append(OverflowError("a number of the metadata is too large"))
+        await pass_time(clock, DAY)
+        await eventually(lambda: clock.sleepers == 1)
+        assert (failures, published.newest) == ([], first)
+        await pass_time(clock, 300)
+        await eventually(lambda: published.newest is not first)
+        await published.aclose()
+
+
 @pytest.mark.parametrize(
     "outage", ["down", "failing", "garbage", "empty", "redirecting", "plain_http", "endless"]
 )
@@ -245,6 +267,8 @@ async def client() -> AsyncIterator[BoundedClient]:
         ("https://login.example", "http://127.0.0.1:9/keys", False),
         ("http://127.0.0.1:9", "http://127.0.0.1:9/keys", True),
         ("http://127.0.0.1:9", "http://keys.example/keys", False),
+        ("https://login.example", "https://login.example:65536/keys", False),
+        ("http://127.0.0.1:9", "http://127.0.0.1:99999/keys", False),
         ("https://login.example", "ftp://login.example/keys", False),
         ("https://login.example", "http://[::", False),
     ],

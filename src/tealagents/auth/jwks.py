@@ -125,6 +125,10 @@ class PublishedKeys:
         except KeysUnreadable as error:
             self._failed_at = self._clock.monotonic()
             log.warning("Signing keys of %s could not be read: %s", self._url, error)
+        except Exception:
+            # whatever is wrong with what the authority says, known keys stay in use and are refreshed
+            self._failed_at = self._clock.monotonic()
+            log.exception("Signing keys of %s could not be read", self._url)
         finally:
             self._reading = None
         if self._refreshing is None and self.newest is not None:
@@ -158,7 +162,9 @@ async def read_key_set(client: BoundedClient, metadata_url: str, *, seconds: flo
             if not (isinstance(issuer, str) and issuer):
                 raise KeysUnreadable("the metadata names no issuer")
             if not (isinstance(keys_url, str) and _as_safe_as(metadata_url, keys_url)):
-                raise KeysUnreadable("the metadata names no jwks_uri that may be read: it must be https")
+                raise KeysUnreadable(
+                    "the metadata names no jwks_uri that may be read: it must be an https URL"
+                )
             document = await _get_object(client, keys_url)
     except TimeoutError:
         raise KeysUnreadable(f"no whole answer within {seconds:g} seconds") from None
@@ -170,10 +176,11 @@ async def read_key_set(client: BoundedClient, metadata_url: str, *, seconds: flo
 def _as_safe_as(metadata_url: str, keys_url: str) -> bool:
     """Whether `keys_url` is https; plain http only on this machine, from an authority that is there too."""
     try:
-        scheme = urlsplit(keys_url).scheme
-        both_here = is_loopback(metadata_url) and is_loopback(keys_url)
+        parts = urlsplit(keys_url)
+        scheme, _ = parts.scheme, parts.port  # the port is a `ValueError` over 65535
     except ValueError:
         return False
+    both_here = is_loopback(metadata_url) and is_loopback(keys_url)
     return scheme == "https" or (scheme == "http" and both_here)
 
 
