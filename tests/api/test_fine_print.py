@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from served_routes import PROTOCOLS, places
+from served_routes import PATHS, PROTOCOLS, places
 from talk import call, connections, paused, send, working_service
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
@@ -163,17 +163,24 @@ def test_null_is_as_good_as_left_out(small_bodies: ServiceThread) -> None:
 
 
 def test_browsers_may_send_and_see_what_they_need() -> None:
-    """Trace context may come along; what was preferred may be seen. covers: APP-5"""
-    with offline_service(cors_origins=["https://app.example"]) as (service, _), service.client() as ada:
-        asked = ada.options(
-            "",
-            headers={
-                "origin": "https://app.example",
-                "access-control-request-method": "POST",
-                "access-control-request-headers": "authorization,content-type,traceparent,tracestate",
-            },
-        )
-        assert asked.status_code == 200
+    """Trace context and what tools may read may come along; what was preferred may be seen. covers: APP-5"""
+    with (
+        offline_service(
+            env={"TA_FORWARD_HEADERS": "X-Team"}, cors_origins=["https://app.example"], protocols=[*PROTOCOLS]
+        ) as (service, _),
+        service.client() as ada,
+    ):
+        wanted = "authorization,content-type,traceparent,tracestate,x-team"
+        for path in PATHS:
+            asked = ada.options(
+                path,
+                headers={
+                    "origin": "https://app.example",
+                    "access-control-request-method": "POST",
+                    "access-control-request-headers": wanted,
+                },
+            )
+            assert asked.status_code == 200, path
         answer = ada.post(
             "", json=text("hi"), headers={"origin": "https://app.example", "prefer": "respond-async"}
         )

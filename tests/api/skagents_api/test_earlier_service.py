@@ -248,7 +248,7 @@ def test_tokens_of_entra(tmp_path: Path) -> None:
 def test_pages_of_other_origins_may_not_call(tmp_path: Path) -> None:
     """A gateway's word is not lent to them by a browser, unless the config names them."""
     config = CHAT + "  cors_origins: [https://app.example.com]\n"
-    with served(write(tmp_path, config)) as (service, _):
+    with served(write(tmp_path, config), env={"TA_FORWARD_HEADERS": "X-Team"}) as (service, _):
         for origin, status in (
             *(("https://evil.example.com", 404), ("https://app.example.com", 200)),
             *(("http://[", 404), ("null", 404), ("", 404)),
@@ -258,6 +258,9 @@ def test_pages_of_other_origins_may_not_call(tmp_path: Path) -> None:
         nameless = {"origin": "null", "host": ""}  # two that name nothing are not the same
         assert post(service.url, json=HELLO, headers=nameless).status_code == 404
         assert post(service.url, json=HELLO, headers={"origin": service.root}).status_code == 200
+        asked = {"origin": "https://app.example.com", "access-control-request-method": "POST"}
+        taken = {"access-control-request-headers": "content-type, x-team"}
+        assert httpx.options(service.url, headers={**asked, **taken}).status_code == 200
 
 
 def test_a_name_that_leads_here_makes_no_page_one_of_ours(tmp_path: Path) -> None:

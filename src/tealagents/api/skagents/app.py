@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Lifespan = Callable[[object], AbstractAsyncContextManager[None]]
 
-#: request headers that web pages of other origins may send
+#: request headers that web pages of other origins may send, besides those that tools may read
 _CORS_HEADERS = ("authorization", "content-type", "taagwkey", "traceparent", "tracestate")
 #: close codes of a WebSocket (RFC 6455): the call failed, or can be repeated later
 _CLOSE_FAILED, _CLOSE_TRY_AGAIN = 1011, 1013
@@ -106,7 +106,8 @@ class StatelessApp:
         )
         app.router.redirect_slashes = False
         app.router.default = nowhere
-        self._app = observed(partial(sse.answer, with_cors(app, front.settings, allowed=_CORS_HEADERS)))
+        taken = (*_CORS_HEADERS, *front.forward_headers)
+        self._app = observed(partial(sse.answer, with_cors(app, front.settings, allowed=taken)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_local = self._front.settings.is_local

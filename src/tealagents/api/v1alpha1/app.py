@@ -38,7 +38,8 @@ from tealagents.domain.errors import InvalidRequest, NotFound, TealError
 def build(exchange: Exchange, path: str) -> Served:
     """This API over an exchange, at the agent's own prefix."""
     app = AppV3(exchange)
-    shown = with_cors(app, exchange.settings, *_GIVEN_HEADERS, allowed=_TAKEN_HEADERS)
+    taken = (*_TAKEN_HEADERS, *exchange.agent.forward_headers)
+    shown = with_cors(app, exchange.settings, *_GIVEN_HEADERS, allowed=taken)
     return Served(app=shown, path=path)
 
 
@@ -106,7 +107,8 @@ class AppV3(Starlette):
         self.add_exception_handler(Exception, fault)
 
 
-#: headers that browsers may send from elsewhere, and those they may see beside those of every protocol
+#: headers that browsers may send from elsewhere besides those that tools may read, and those they may see
+#: beside those of every protocol
 _TAKEN_HEADERS = (
     *("authorization", "content-type", "idempotency-key", "last-event-id", "prefer"),
     *("traceparent", "tracestate"),
