@@ -73,6 +73,28 @@ def test_the_providers_take_what_the_config_gives(tmp_path: Path) -> None:
     assert MockOptions(**mock.options).approver_users == ("ann",)
 
 
+@pytest.mark.parametrize("provider", ["mock", "badges:Badges"])
+def test_options_are_those_of_the_provider_beside_them(tmp_path: Path, provider: str) -> None:
+    """A provider that a variable chooses instead gets none of them, whatever they contain."""
+    text = f"auth: {{provider: '{provider}', options: {{approver_users: ['${{UNSET}}']}}}}"
+    auth = read(tmp_path, with_spec(text), TA_AUTH="entra", **ENTRA).auth
+    assert auth.entra is not None
+    assert read(tmp_path, with_spec(text), TA_AUTH="other:Provider").auth.options == {}
+    chosen = read(tmp_path, with_spec(text), TA_AUTH=provider, UNSET="ann").auth
+    assert chosen.options == {"approver_users": ["ann"]}
+
+
+def test_options_of_entra_are_named_where_they_are(tmp_path: Path) -> None:
+    """A variable wins over them, too."""
+    assert complaints(
+        tmp_path, with_spec("auth: {options: {aprover_role: x}}"), TA_AUTH="entra", **ENTRA
+    ) == ["8: spec.auth.options.aprover_role: unknown key; did you mean 'approver_role'?"]
+    text = with_spec("auth: {provider: entra, options: {approver_role: Boss, audience: another}}")
+    auth = read(tmp_path, text, **ENTRA).auth.entra
+    assert auth is not None
+    assert (auth.approver_role, auth.audience) == ("Boss", ("api://app",))
+
+
 def test_entra_says_what_it_lacks(tmp_path: Path) -> None:
     """Entra without a tenant or an audience does not start. covers: AUTH-2"""
     assert complaints(tmp_path, with_spec("auth: entra")) == [

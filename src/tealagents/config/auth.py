@@ -28,7 +28,8 @@ class ProviderKeys(Options):
     """`entra`, `mock` (the bearer token is the user id; for development) or `module:Class`. If omitted,
     `entra` if a tenant is set, else `mock`, on loopback addresses only."""
     options: dict[str, Any] = Field({}, repr=False)
-    """Options of another provider, such as `approver_users` and `auditor_users` of `mock`."""
+    """Options of another provider, such as `approver_users` and `auditor_users` of `mock`. Ignored if
+    `TA_AUTH` chooses another provider than the file does."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,13 @@ def auth_of(document: Document, mistakes: list[Mistake]) -> AuthConfig | None:
     given = {key: value for key, value in given.items() if value != [] or key in ProviderKeys.model_fields}
     others = given.keys() - ProviderKeys.model_fields.keys()
     provider = given.get("provider") or ("entra" if "tenant_id" in others else "mock")
+    places: dict[KeyPath, KeyPath] = {}
     if provider == "entra" and isinstance(options := given.get("options"), dict):
-        given = {**given, **options, "options": {}}
+        places = {(key,): (*AUTH, "options") for key in options.keys() - given.keys()}
+        given = {**options, **given, "options": {}}
     section = entra_section() if others or provider == "entra" else ProviderKeys
     found = list(_mistakes(given, provider, section))
-    mistakes += (((*AUTH, *path), message) for path, message in found)
+    mistakes += (((*places.get(path[:1], AUTH), *path), message) for path, message in found)
     if found:
         return None
     return AuthConfig(provider, given.get("provider") is not None, _options(given, provider))

@@ -13,7 +13,14 @@ from pydantic_core import ErrorDetails
 from tealagents.config.auth import AUTH, AuthConfig, auth_of
 from tealagents.config.credentials import credentials
 from tealagents.config.earlier import translated
-from tealagents.config.environment import Environment, Unset, expand, expand_all, read_environment
+from tealagents.config.environment import (
+    Environment,
+    Unset,
+    expand,
+    expand_all,
+    is_literal,
+    read_environment,
+)
 from tealagents.config.file import Document, read_document
 from tealagents.config.models import (
     API_VERSIONS,
@@ -46,6 +53,7 @@ _STAND_IN_NUMBER = FromEnvironment("1")
 #: characters of a value that an error repeats
 _MOST_REPEATED = 60
 _CERTIFICATE: KeyPath = (*AUTH, "certificate")
+_PROVIDER: KeyPath = (*AUTH, "provider")
 _PERSISTENCE: KeyPath = ("spec", "persistence")
 
 
@@ -157,7 +165,7 @@ def load(
         raise loading.error()
     if auth.provider == GATEWAY:
         message = "gateway is for skagents files only: tasks have owners, who are identified by their tokens"
-        problems.append(document.problem((*AUTH, "provider"), message))
+        problems.append(document.problem(_PROVIDER, message))
     for name in ("types_module", "gateway_secret"):
         if getattr(loading.settings, name) is not None:
             warnings.append(f"TA_{name.upper()}: has no effect: it is for skagents files only")
@@ -225,6 +233,9 @@ class Loading:
         if isinstance(provider := document.get(AUTH), str):  # so that variables can say more of it
             document.put(AUTH, {"provider": provider})
         wins = overrides(environment)
+        named, chosen = document.get(_PROVIDER), environment.get("TA_AUTH")
+        if chosen and named not in (None, chosen) and is_literal(str(named)):
+            document.remove((*AUTH, "options"))  # they are those of the provider that the file names
         for key in wins.values():
             document.remove(key)
         for path, error in expand_all(document.data, environment):
