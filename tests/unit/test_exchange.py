@@ -1,6 +1,7 @@
 """What protocols share to send messages, where others do the same at once, or the client leaves."""
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -8,10 +9,10 @@ from engine_setup import ADA, Process, Scripted, exchange_of, process, waits
 from starlette.requests import Request
 
 from tealagents.api import requests
-from tealagents.api.bearer import Bearer
+from tealagents.api.bearer import LONGEST, Bearer
 from tealagents.api.open_calls import OpenCalls
 from tealagents.auth import open_auth
-from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.errors import InvalidRequest, Unauthenticated
 from tealagents.domain.models import ClientTool, Item, RequestSetup
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.testing.clock import FakeClock
@@ -37,6 +38,14 @@ async def test_tools_may_see_those_headers_of_a_caller_that_the_config_names_and
     mock = open_auth("mock", {}, FakeClock())
     assert (await Bearer(mock, ["X-Team", "x-absent"]).caller(request)).headers == {"x-team": "north"}
     assert not (await Bearer(mock).caller(request)).headers
+
+
+def test_a_token_has_at_most_16_kb() -> None:
+    """Whatever stands around it in its header."""
+    for size in (LONGEST, LONGEST + 1):
+        header = (b"authorization", b"Bearer   " + b"x" * size + b"  ")
+        with nullcontext() if size == LONGEST else pytest.raises(Unauthenticated, match="too long"):
+            assert Bearer.token(Request({"type": "http", "headers": [header]})) == "x" * size
 
 
 # --- given up ---------------------------------------------------------------------------------------

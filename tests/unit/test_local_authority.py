@@ -10,6 +10,7 @@ import sys
 from urllib.parse import parse_qs
 
 import httpx
+import jwt
 import pytest
 import typer
 from auth_setup import ALICE, KEY, MachineClock
@@ -41,6 +42,15 @@ async def test_a_printed_token_is_taken() -> None:
         async with open_auth("entra", options, MachineClock()) as service:
             caller = await service.authenticate(printed.stdout.strip())
     assert (caller.user, caller.approver) == (ALICE, True)
+
+
+def test_a_tenant_may_be_written_in_upper_case() -> None:
+    """Tokens have it in lower case, and a service trusts no other."""
+    tenant = "aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee"
+    with LocalAuthority(tenant=tenant, signing_key=KEY) as authority:
+        asked = ["token", "--tenant", tenant.upper(), "--authority", authority.url]
+        token = CliRunner().invoke(app, asked).stdout.strip()
+    assert jwt.decode(token, options={"verify_signature": False})["tid"] == tenant
 
 
 def test_no_authority_is_said_so() -> None:
@@ -96,7 +106,8 @@ def test_what_is_no_url_is_no_authority(url: str) -> None:
 def test_the_authority_serves_until_it_is_stopped() -> None:
     """`tealagents authority` prints the settings, issues tokens, and ends with exit code 0."""
     code = "from test_local_authority import app; app()"
-    command = [sys.executable, "-c", code, "authority", "--port", "0"]
+    tenant = "aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee"
+    command = [sys.executable, "-c", code, "authority", "--port", "0", "--tenant", tenant.upper()]
     here = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=here
@@ -110,6 +121,7 @@ def test_the_authority_serves_until_it_is_stopped() -> None:
         assert it.wait(10) == 0
     assert printed.exit_code == 0
     assert printed.stdout.count(".") == 2
+    assert settings["TA_ENTRA_TENANT_ID"] == f'"{tenant}"'
 
 
 @pytest.mark.parametrize("version", ["", "/v2.0"])

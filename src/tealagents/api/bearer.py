@@ -27,7 +27,7 @@ from tealagents.outbound.addresses import host_of
 _HEADER = re.compile(rb"bearer +(\S+) *", re.IGNORECASE)
 #: a Host header that can stand in a URL, and in a quoted string, as it is
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?", re.ASCII)
-#: bytes of the longest Authorization header that is looked at
+#: bytes of the longest token that is looked at
 LONGEST = 16 * 1024
 
 _NEEDED = "Send `Authorization: Bearer …` with an access token for this service."
@@ -81,11 +81,11 @@ class Bearer:
             raise Unauthenticated(_NEEDED, credentials_given=False)
         if len(found) > 1:
             raise Unauthenticated("There is more than one Authorization header. " + _NEEDED)
-        if len(found[0]) > LONGEST:
-            raise Unauthenticated("The Authorization header is too long. " + _NEEDED)
         match = _HEADER.fullmatch(found[0])
         if match is None:
             raise Unauthenticated("The Authorization header is not of the form `Bearer …`. " + _NEEDED)
+        if len(match[1]) > LONGEST:
+            raise Unauthenticated("The token is too long. " + _NEEDED)
         try:
             return match[1].decode("utf-8")
         except UnicodeDecodeError:

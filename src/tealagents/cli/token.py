@@ -38,7 +38,7 @@ def authority_command(
     """Serve a local authority that issues a token for any user. For development, on this machine only."""
     # SIGTERM raises KeyboardInterrupt, like Ctrl-C, so that the authority is stopped in order
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    _check_tenant(tenant)
+    tenant = _tenant_id(tenant)
     audiences = audience or [SERVICE_ID, APP_ID_URI]
     try:
         with LocalAuthority(
@@ -73,7 +73,7 @@ def token_command(
     ] = TENANT,
 ) -> None:
     """Print a user's access token from a running local authority."""
-    _check_tenant(tenant)
+    tenant = _tenant_id(tenant)
     try:
         host = httpx.URL(authority).host
     except httpx.InvalidURL:
@@ -93,9 +93,11 @@ def token_command(
     typer.echo(_request_token(f"{authority.rstrip('/')}/{tenant}/oauth2/v2.0/token", form))
 
 
-def _check_tenant(tenant: str) -> None:
-    if not is_tenant_id(tenant):
+def _tenant_id(given: str) -> str:
+    """The tenant as tokens have it."""
+    if not is_tenant_id(tenant := given.lower()):
         raise fail(f"--tenant must be the id of a tenant, a UUID such as {TENANT}: tokens contain only ids")
+    return tenant
 
 
 def _request_token(url: str, form: dict[str, str]) -> str:
