@@ -266,6 +266,13 @@ async def test_tenants_beside_the_home_tenant(authority: LocalAuthority, clock: 
             await service.authenticate(authority.token(tid=OTHER_TENANT, iss=authority.issuer(TENANT)))
 
 
+async def test_the_list_of_tenants_implies_nothing(authority: LocalAuthority, clock: FakeClock) -> None:
+    """A home tenant that the list of tenants leaves out may not call."""
+    async with entra(authority, clock, allowed_tenants=OTHER_TENANT) as service:
+        with pytest.raises(Unauthenticated, match="tenant"):
+            await service.authenticate(authority.token())
+
+
 # --- what is remembered ------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from jwt.algorithms import RSAAlgorithm
 
 from tealagents.auth.compact import CompactToken, Malformed, take_apart
 from tealagents.auth.jwks import MAX_BYTES, READ_SECONDS, KeySet, PublishedKeys, SigningKey
-from tealagents.auth.options import GRAPH_AUDIENCES, MULTI_TENANT, UUID, EntraOptions
+from tealagents.auth.options import GRAPH_AUDIENCES, UUID, EntraOptions
 from tealagents.domain.errors import InsufficientScope, Unauthenticated
 from tealagents.domain.models import Caller, Json, User
 from tealagents.domain.ports import Clock
@@ -168,8 +168,8 @@ class EntraAuthenticator:
     def _keys_of(self, tid: str, version: str) -> PublishedKeys:
         """The keys for tokens of a tenant that may call: so there are never more than the settings name."""
         home = self._options.tenant_id
-        # A tenant listed beside a home tenant is its own authority; under `organizations` all are found in
-        # one place. The issuer says whether the token's tenant is one of them, or the one with the domain.
+        # A tenant listed beside a home tenant is its own authority; under a domain or `organizations`
+        # all are found in one place, and the issuer says whether the token's tenant is one of them.
         tenant = tid if self._home_is_id else home
         url = f"{self._options.authority}/{tenant}{_METADATA_PATHS[version]}/.well-known/openid-configuration"
         if url not in self._published:
@@ -253,16 +253,15 @@ class EntraAuthenticator:
         return [f"{uri.rstrip('/')}/{scope}" for scope in self._options.scopes]
 
     def resource_metadata(self, resource: str) -> Json:
-        """RFC 9728: where tokens for `resource` come from, and the scopes to ask for.
+        """RFC 9728: where tokens for `resource` come from, the home tenant first, and the scopes to ask for.
 
-        `organizations` is not among the issuers: what its metadata names is a template, which clients refuse.
+        `organizations` is no issuer: what its metadata names is a template, which clients refuse.
         """
         options = self._options
-        tenants = dict.fromkeys((options.tenant_id, *options.allowed_tenants))
-        issuers = [f"{options.authority}/{each}/v2.0" for each in tenants if each not in MULTI_TENANT]
+        tenants = sorted(options.allowed_tenants, key=options.tenant_id.__ne__) or [options.tenant_id]
         return {
             "resource": resource,
-            "authorization_servers": issuers,
+            "authorization_servers": [f"{options.authority}/{each}/v2.0" for each in tenants],
             "scopes_supported": self._scopes(),
             "bearer_methods_supported": ["header"],
         }

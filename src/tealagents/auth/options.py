@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from tealagents.options import (
     Authority,
@@ -63,7 +63,7 @@ class EntraOptions(Options):
     """Required scopes: a user's token must have all of them."""
     allowed_tenants: TenantIds = ()
     """Ids of the tenants whose users may call. Required if `tenant_id` stands for many tenants, as
-    `organizations` does; otherwise the list must contain `tenant_id`, which must then be an id."""
+    `organizations` does."""
     allowed_clients: Words = ()
     """Client applications that may call. Empty: all."""
     approver_role: Text | None = None
@@ -88,15 +88,6 @@ class EntraOptions(Options):
     """Password of the private key. Written here only as `${NAME}`."""
     consent_redirect_uri: HttpUrl | None = None
     """Where the browser goes after a user's consent. If omitted, the application's first redirect URI."""
-
-    @field_validator("allowed_tenants")
-    @classmethod
-    def _home_is_listed(cls, tenants: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        """A home tenant named by its domain could not be found in the list, nor others under that domain."""
-        home = info.data.get("tenant_id", "")
-        if tenants and home not in tenants and ("." in home or UUID.fullmatch(home)):
-            raise ValueError("must contain the tenant of tenant_id, too; name it by its id in both")
-        return tenants
 
     @model_validator(mode="after")
     def _no_tenant_is_implied(self) -> Self:
