@@ -25,9 +25,9 @@ from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import RedisServer, free_port
 from tealagents.testing.signing_in import self_signed
-from tealagents.testing.store_links import LinkContract
+from tealagents.testing.store_links import LinkContract, until_pushed
 from tealagents.testing.store_steps import OpenStore, erase_expired, found_again, lost_reply
-from tealagents.testing.store_watches import MISSING
+from tealagents.testing.store_watches import MISSING, notify
 from tealagents.testing.stores import StoreContract
 
 
@@ -497,6 +497,25 @@ async def test_a_demoted_master(
     elif refusal != "READONLY":
         scripts = redis._scripts()
         text = f'return redis.error_reply("{READONLY_IN_A_SCRIPT_OF_6_2}")'
+@pytest.mark.parametrize("loss", ["a right", "its role"])
+async def test_a_watch_is_woken_that_no_commit_can_wake_any_more(server: RedisServer, loss: str) -> None:
+    """The connection that listens is as it was: it is the commits that are notified nowhere, or elsewhere."""
+    url = with_the_rights_of_the_page(server)
+    async with store_of(url) as store, store_of(url) as other, store.watch("p", "topic") as watch:
+        await until_pushed(other, watch, "p", "topic")
+        if loss == "a right":
+            server.ask("ACL", "SETUSER", "agent", "-publish")
+            await notify(other, "p", "topic")
+        else:
+            server.ask("REPLICAOF", "127.0.0.1", str(free_port()))
+            with pytest.raises(PersistenceUnavailable):  # as every few seconds, for the lease of its process
+                await store.commit("p", put("lease", b""))
+        assert await watch.wait(MISSING)
+        server.ask("ACL", "SETUSER", "agent", "+publish")
+        server.ask("REPLICAOF", "NO", "ONE")
+        await until_pushed(other, watch, "p", "topic")
+
+
         commit = redis._Script(text, hashlib.sha1(text.encode()).hexdigest())
         monkeypatch.setattr(redis, "_scripts", lambda: {**scripts, "commit": commit})
     server.ask("REPLICAOF", "127.0.0.1", str(free_port()))
@@ -535,3 +554,15 @@ async def test_processes_start_beside_each_other_at_a_server_with_few_connection
         for _ in range(3):
             store = await stores.enter_async_context(store_of(server.url))
             await Inventory(RecordStore(store, "Agent", SystemClock())).check_key(keyed=False)
+async def test_an_old_master_that_is_only_read_is_noticed(server: RedisServer, store: Store) -> None:
+    """By the probe of readiness: what it reads is stale, and its connections may stay. After that, none of
+    them is used for the next read."""
+    await asyncio.gather(*(store.read("p", ["key"]) for _ in range(3)))
+    server.ask("REPLICAOF", "127.0.0.1", str(free_port()))
+    for ask in (store.ping, lambda: store.read("p", ["key"])):
+        with pytest.raises(PersistenceUnavailable, match="the server is a replica"):
+            await ask()
+    server.ask("REPLICAOF", "NO", "ONE")
+    await store.ping()
+
+

@@ -71,6 +71,20 @@ async def test_connections_that_were_idle_for_long_are_dropped_however_few_are_b
     assert set(server.dropped) == set(server.made[:4])
 
 
+async def test_a_connection_that_was_lent_when_the_pool_was_cleared_is_not_lent_again() -> None:
+    """It leads to the server that was replaced, as the idle ones did."""
+    server = Server(room=10)
+    server.ready.set()
+    pool = server.pool()
+    lent, idle = [await pool.borrow() for _ in range(2)]
+    pool.give_back(idle)
+    await pool.clear()
+    await use(pool)
+    pool.give_back(lent)
+    assert await pool.borrow() is server.made[2]
+    assert server.dropped == [idle, lent]
+
+
 async def test_who_is_refused_waits_for_the_connections_that_others_are_getting() -> None:
     """A refusal comes sooner than a connection: after a restart no one has one yet."""
     server = Server(room=2)

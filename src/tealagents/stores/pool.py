@@ -6,6 +6,7 @@ nothing was sent; later failures are for the borrower to judge.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -47,6 +48,8 @@ class Pool(Generic[C]):
         self._idle: list[tuple[C, float]] = []
         #: lent connections, each with the time since when
         self._lent: dict[C, float] = {}
+        #: when it was last cleared
+        self._cleared = -math.inf
         #: how many borrowers have a place, but no connection yet
         self._seeking = 0
         self._places = asyncio.Semaphore(size)
@@ -94,8 +97,10 @@ class Pool(Generic[C]):
 
     def give_back(self, connection: C) -> None:
         """Returns a connection that has nothing under way."""
-        del self._lent[connection]
-        self._idle.append((connection, _now()))
+        if self._lent.pop(connection) > self._cleared:
+            self._idle.append((connection, _now()))
+        else:  # the next borrower discards it
+            self._idle.insert(0, (connection, -math.inf))
         self._places.release()
 
     async def drop(self, connection: C, *, mute: bool = False) -> None:
@@ -116,7 +121,8 @@ class Pool(Generic[C]):
             self._places.release()
 
     async def clear(self) -> None:
-        """Discards all idle connections: the server is gone, or was replaced by another."""
+        """Discards all connections, lent ones when they are back: the server is gone, or was replaced."""
+        self._cleared = _now()
         while self._idle:
             await self._discard(self._idle.pop()[0])
 

@@ -237,6 +237,7 @@ class RedisStore(BaseStore):
 
     async def open(self) -> None:
         try:
+        await self._ask(self._nodes.check_role)
             for node, info in (await self._nodes.survey()).items():
                 where = "{}:{}".format(*node) if self._nodes.clustered else self.where
                 await self._nodes.ask(node, "EVAL", _scripts()["rights"].text, 0, self.options.prefix)

@@ -6,7 +6,7 @@ A topic is a channel of its partition's slot. A cluster is asked to deliver with
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from tealagents.domain.errors import PersistenceUnavailable, Unknown
+from tealagents.domain.ids import operation_id
 from tealagents.stores.links import ANSWER_SECONDS, LinkedWatches, LinkLost, LinkSession, Listener
 from tealagents.stores.redis_nodes import Address, Nodes, NodeUnreachable, pack, reason, send_packed
 from tealagents.stores.watches import Topic
@@ -51,30 +52,26 @@ class RedisWatches(LinkedWatches):
         if self._again:  # only here, after the last link was declared lost and watches poll
             await self._nodes.look_around()
         self._again = True
-        session = _SubscribedNodes(self._nodes, listener)
+        session = _SubscribedNodes(self._nodes, listener, self._channel_of(("clock", operation_id())))
         try:
-            await self._check_publishing()
+            await session.publish()
             yield session
         except _LOST as error:
             raise LinkLost(reason(error)) from None
         finally:
             await session.close()
 
-    async def _check_publishing(self) -> None:
-        """Raises if an ACL forbids publishing, which a commit would not report."""
-        channel = self._channel_of(("clock", ""))
-        command = ("SPUBLISH" if self._nodes.clustered else "PUBLISH", channel, "")
-        async with asyncio.timeout(4 * ANSWER_SECONDS):  # it may have to connect
-            await self._nodes.run(key_slot(channel.encode()), command, raw_errors=True)
-
 
 class _SubscribedNodes:
     """The connections that subscribe: one to each node that serves a slot of some channel."""
 
-    def __init__(self, nodes: Nodes, listener: Listener) -> None:
+    def __init__(self, nodes: Nodes, listener: Listener, own: str) -> None:
         self._nodes = nodes
         self._listener = listener
+        #: a channel that nothing else uses
+        self._own = own
         self._sharded = nodes.clustered
+        self._demotions = nodes.demotions
         self._subscribers: dict[Address, _Subscriber] = {}
 
     async def subscribe(self, channels: Collection[str]) -> None:
@@ -86,7 +83,20 @@ class _SubscribedNodes:
     async def heartbeat(self) -> None:
         if self._nodes.clustered != self._sharded:  # commits are published by the other command now
             raise LinkLost("the server is a node of a cluster")
-        await asyncio.gather(*(each.ask(("PING",), 1) for each in self._subscribers.values()))
+        if self._nodes.demotions != self._demotions:  # commits are published by another server now
+            raise LinkLost("the server is a replica")
+        if self._sharded:
+            await asyncio.gather(*(each.ask(("PING",), 1) for each in self._subscribers.values()))
+            await self.publish()
+        else:  # for as many commands as a PING
+            subscriber = await self._subscriber(self._nodes.node_of(0))
+            await subscriber.answered(self.publish(), 1)
+
+    async def publish(self) -> None:
+        """Publishes to the own channel. Raises if an ACL forbids it, which a commit would not report."""
+        command = ("SPUBLISH" if self._sharded else "PUBLISH", self._own, "")
+        async with asyncio.timeout(4 * ANSWER_SECONDS):  # it may have to connect
+            await self._nodes.run(key_slot(self._own.encode()), command, raw_errors=True)
 
     async def close(self) -> None:
         await asyncio.gather(*(each.close() for each in self._subscribers.values()))
@@ -105,16 +115,20 @@ class _SubscribedNodes:
         if address not in self._subscribers:
             async with asyncio.timeout(4 * ANSWER_SECONDS):
                 connection = await self._nodes.connect(address)
-            self._subscribers[address] = _Subscriber(connection, self._listener)
+            self._subscribers[address] = _Subscriber(connection, self._listener, self._own)
+            if not self._sharded:
+                await self._subscribers[address].ask(("SUBSCRIBE", self._own), 1)
         return self._subscribers[address]
 
 
 class _Subscriber:
-    """One connection: it receives messages, and answers to the one command under way."""
+    """One connection: it receives messages, and answers to the one command under way; one of these is what
+    this process itself publishes to its own channel."""
 
-    def __init__(self, connection: Connection, listener: Listener) -> None:
+    def __init__(self, connection: Connection, listener: Listener, own: str) -> None:
         self._connection = connection
         self._listener = listener
+        self._own = own.encode()
         self._answers: asyncio.Queue[None] = asyncio.Queue()
         #: the number of answers still expected
         self._due = 0
@@ -122,9 +136,12 @@ class _Subscriber:
 
     async def ask(self, command: tuple[str, ...], answers: int) -> None:
         """Sends a command and awaits its answers."""
+        await self.answered(send_packed(self._connection, pack(*command)), answers)
+
+    async def answered(self, sending: Awaitable[None], answers: int) -> None:
         self._due += answers
         async with asyncio.timeout(ANSWER_SECONDS):
-            await send_packed(self._connection, pack(*command))
+            await sending
             for _ in range(answers):
                 await self._answers.get()
 
@@ -143,7 +160,7 @@ class _Subscriber:
 
     def _take(self, message: list[Any]) -> bool:
         """Handles a message or an answer; False for an answer that was not expected."""
-        if message[0] in (b"message", b"smessage"):
+        if message[0] in (b"message", b"smessage") and message[1] != self._own:
             self._listener.hear(message[1].decode())
             return True
         self._due -= 1

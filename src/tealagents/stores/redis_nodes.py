@@ -90,6 +90,8 @@ class Nodes:
         self._pools: dict[Address, Pool[Connection]] = {}
         #: of a cluster: the node that serves each slot
         self._slot_map: dict[int, Address] = {}
+        #: how often a server was found that is no master
+        self.demotions = 0
 
     async def run(self, slot: int, command: tuple[Any, ...], *, raw_errors: bool = False) -> Any:
         """The reply to a command from the node that serves its slot.
@@ -164,6 +166,21 @@ class Nodes:
                 await self._learn(address)
                 return
 
+    async def check_role(self) -> None:
+        """Raises `PersistenceUnavailable` if the server on its own follows another one by now.
+
+        Its connections to those that read may stay, and what they read is stale; they are not used again.
+        Nodes of a cluster say so themselves, with `MovedError`.
+        """
+        if self.clustered:
+            return
+        try:
+            text: bytes = await self.run(0, ("INFO", "replication"), raw_errors=True)
+        except ResponseError:  # forbidden, as it may be when connecting
+            return
+        if b"role:slave" in text:
+            raise await self._demoted(self._pool(self._seed), _replica())
+
     async def close(self) -> None:
         for pool in self._pools.values():
             await pool.clear()
@@ -185,8 +202,7 @@ class Nodes:
                 pool.give_back(connection)
                 raise
             await pool.drop(connection)
-            await pool.clear()
-            raise self._refusal(error) from None
+            raise await self._demoted(pool, error) from None
         except TimeoutError as error:
             await pool.drop(connection, mute=True)
             raise Unknown(reason(error)) from None
@@ -199,6 +215,12 @@ class Nodes:
             raise
         pool.give_back(connection)
         return reply
+
+    async def _demoted(self, pool: Pool[Connection], error: RedisError) -> PersistenceUnavailable:
+        """Lets go of the connections to a server that is no master: its place may lead to another by now."""
+        self.demotions += 1
+        await pool.clear()
+        return self._refusal(error)
 
     async def _borrow(self, pool: Pool[Connection]) -> Connection:
         try:
@@ -230,7 +252,7 @@ class Nodes:
             await connection.connect()  # type: ignore[no-untyped-call]
             info = await _info(connection)
             if info.get("role") == "slave" and not _in_cluster(info):
-                raise ReadOnlyError("the server is a replica")
+                raise _replica()
         except BaseException:
             await _abort(connection)
             raise
@@ -321,6 +343,10 @@ def _is_no_master(error: RedisError) -> bool:
     """
     refusals = (ReadOnlyError, MasterDownError, BusyLoadingError, AuthenticationError)
     return isinstance(error, refusals) or " -READONLY " in str(error)
+
+
+def _replica() -> ReadOnlyError:
+    return ReadOnlyError("the server is a replica")
 
 
 def _is_full(error: BaseException) -> bool:

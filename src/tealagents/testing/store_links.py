@@ -23,7 +23,7 @@ from tealagents.testing.store_steps import OpenStore
 from tealagents.testing.store_watches import MISSING, notify
 from tealagents.testing.waits import eventually
 
-__all__ = ["SILENCE", "LinkContract", "Linked"]
+__all__ = ["SILENCE", "LinkContract", "Linked", "until_pushed"]
 
 #: seconds without a wake-up after which a watch is certainly not waiting by a timer
 SILENCE = LONGEST_PAUSE + 0.2
@@ -71,8 +71,8 @@ class LinkContract:
             await notify(linked.other, partition, "a")
             assert all(await asyncio.gather(one.wait(MISSING), two.wait(MISSING)))
             linked.proxy.calm()
-            await until_pushed(linked, one, partition, "a")
-            await until_pushed(linked, two, partition, "b")
+            await until_pushed(linked.other, one, partition, "a")
+            await until_pushed(linked.other, two, partition, "b")
 
     @pytest.mark.parametrize("fault", [Faults(blackhole=True), Faults(drop_replies=True)], ids=["all", "in"])
     async def test_a_mute_link_is_lost(self, linked: Linked, partition: str, fault: Faults) -> None:
@@ -83,7 +83,7 @@ class LinkContract:
             assert await watch.wait(MISSING)
             linked.proxy.calm()
             linked.proxy.reset_all()
-            await until_pushed(linked, watch, partition, "a")
+            await until_pushed(linked.other, watch, partition, "a")
 
     async def test_watches_begin_without_a_link(self, linked: Linked, partition: str) -> None:
         """Opening a watch while the server is unreachable raises nothing, and the watch is woken."""
@@ -92,7 +92,7 @@ class LinkContract:
             await notify(linked.other, partition, "a")
             assert await watch.wait(MISSING)
             linked.proxy.calm()
-            await until_pushed(linked, watch, partition, "a")
+            await until_pushed(linked.other, watch, partition, "a")
 
     async def test_watches_that_end_are_let_go(self, linked: Linked, partition: str) -> None:
         """A topic can be watched again after its watch has ended."""
@@ -104,10 +104,10 @@ class LinkContract:
                 assert await again.wait(MISSING)
 
 
-async def until_pushed(linked: Linked, watch: Watch, partition: str, topic: str) -> None:
-    """Waits until only commits wake the watch."""
+async def until_pushed(other: Store, watch: Watch, partition: str, topic: str) -> None:
+    """Waits until only commits, such as those of another store, wake the watch."""
     async with asyncio.timeout(MISSING):
         while await watch.wait(SILENCE, found=False):
             pass  # woken by the timer: the link is not back yet
-    await notify(linked.other, partition, topic)
+    await notify(other, partition, topic)
     assert await watch.wait(MISSING)
