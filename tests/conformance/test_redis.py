@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
+from msgspec.structs import replace
 
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
@@ -178,9 +179,16 @@ async def test_a_user_who_lacks_a_right_is_refused_with_what_to_grant(
     assert "is running" not in said
 
 
+@pytest.mark.parametrize("version", ["7.0", "6.2"])
 @pytest.mark.parametrize("forbidden", ["del", "zrem", "zrangebyscore"])
-async def test_no_commit_is_made_in_part_for_the_want_of_a_right(server: RedisServer, forbidden: str) -> None:
-    """Nothing rolls back what a script has written before a command is denied."""
+async def test_no_commit_is_made_in_part_for_the_want_of_a_right(
+    server: RedisServer, forbidden: str, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service does not start without it. Redis 6.2 has no command that says so."""
+    if version == "6.2":
+        scripts = redis._scripts()
+        text = scripts["rights"].text.replace("redis.acl_check_cmd", "redis.unknown")
+        monkeypatch.setattr(redis, "_scripts", lambda: {**scripts, "rights": redis._Script(text, "")})
     async with store_of(server.url) as other:
         await other.commit("p", put("old", b"1"))
     server.ask("ACL", "SETUSER", "ann", "on", ">pw", "~*", "&*", "+@all", f"-{forbidden}")
@@ -190,6 +198,31 @@ async def test_no_commit_is_made_in_part_for_the_want_of_a_right(server: RedisSe
             await store.commit("p", change)
     async with store_of(server.url) as other:
         assert await other.scan("p", "") == [("old", ANY)]
+    assert server.ask("DBSIZE") == ":2"
+
+
+@pytest.mark.parametrize("ttl", [None, 60.0])
+@pytest.mark.parametrize("revoked", ["time", "getrange", "zadd", "zrem", "zrangebyscore", "set", "del"])
+async def test_no_commit_is_made_in_part_when_a_right_is_revoked(
+    server: RedisServer, revoked: str, ttl: float | None
+) -> None:
+    """While the service runs: nothing undoes what a script has written before a command is denied."""
+    first = Commit(operation=operation_id(), put={"a": Put(b"1", ttl), "b": Put(b"1")})
+    expect: dict[str, str | None] = {"a": first.operation}
+    puts = {"a": Put(b"2", ttl), "new": Put(b"2", ttl)}
+    both = Commit(operation=operation_id(), expect=expect, put=puts, delete=["b"])
+    other = replace(both, put={}, delete=["a", "b"])
+    async with store_of(with_the_rights_of_the_page(server)) as store:
+        await store.commit("p", first)
+        before = await store.scan("p", "")
+        server.ask("ACL", "SETUSER", "agent", f"-{revoked}")
+        for change in [both] if revoked in ("set", "zadd") else [both, other]:
+            with pytest.raises(AccessDenied, match=f"(?i){revoked}"):
+                await store.commit("p", change)
+            assert await store.scan("p", "") == before
+        server.ask("ACL", "SETUSER", "agent", f"+{revoked}")
+        await store.commit("p", both)
+        assert [key for key, _ in await store.scan("p", "")] == ["a", "new"]
 
 
 async def test_a_user_whose_keys_are_only_those_that_there_are_is_not_refused(server: RedisServer) -> None:
@@ -438,6 +471,25 @@ async def test_a_user_who_may_not_publish_or_subscribe_polls(server: RedisServer
         assert await watch.wait(MISSING)
 
 
+@pytest.mark.parametrize("loss", ["a right", "its role"])
+async def test_a_watch_is_woken_that_no_commit_can_wake_any_more(server: RedisServer, loss: str) -> None:
+    """The connection that listens is as it was: it is the commits that are notified nowhere, or elsewhere."""
+    url = with_the_rights_of_the_page(server)
+    async with store_of(url) as store, store_of(url) as other, store.watch("p", "topic") as watch:
+        await until_pushed(other, watch, "p", "topic")
+        if loss == "a right":
+            server.ask("ACL", "SETUSER", "agent", "-publish")
+            await notify(other, "p", "topic")
+        else:
+            server.ask("REPLICAOF", "127.0.0.1", str(free_port()))
+            with pytest.raises(PersistenceUnavailable):  # as every few seconds, for the lease of its process
+                await store.commit("p", put("lease", b""))
+        assert await watch.wait(MISSING)
+        server.ask("ACL", "SETUSER", "agent", "+publish")
+        server.ask("REPLICAOF", "NO", "ONE")
+        await until_pushed(other, watch, "p", "topic")
+
+
 async def test_a_lost_reply_is_unknown(server: RedisServer) -> None:
     """Where the reply to a commit is lost its outcome is unknown, and a read reveals it. covers: STATE-4"""
     proxy = FaultProxy(server.host, server.port)
@@ -474,6 +526,8 @@ async def test_full_memory_writes_nothing(server: RedisServer, store: Store) -> 
     server.ask("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(PersistenceUnavailable, match="maxmemory"):
         await store.commit("p", Commit(operation=operation_id(), put={"a": Put(b"1"), "key": Put(b"2")}))
+    with pytest.raises(PersistenceUnavailable, match="maxmemory"):
+        await store.commit("p", Commit(operation=operation_id(), put={"a": Put(b"1")}, delete=["key"]))
     assert [(key, record.value) for key, record in await store.scan("p", "")] == [("key", b"1")]
     server.ask("CONFIG", "SET", "maxmemory", "0")
     await store.commit("p", put("key", b"2"))
@@ -497,25 +551,6 @@ async def test_a_demoted_master(
     elif refusal != "READONLY":
         scripts = redis._scripts()
         text = f'return redis.error_reply("{READONLY_IN_A_SCRIPT_OF_6_2}")'
-@pytest.mark.parametrize("loss", ["a right", "its role"])
-async def test_a_watch_is_woken_that_no_commit_can_wake_any_more(server: RedisServer, loss: str) -> None:
-    """The connection that listens is as it was: it is the commits that are notified nowhere, or elsewhere."""
-    url = with_the_rights_of_the_page(server)
-    async with store_of(url) as store, store_of(url) as other, store.watch("p", "topic") as watch:
-        await until_pushed(other, watch, "p", "topic")
-        if loss == "a right":
-            server.ask("ACL", "SETUSER", "agent", "-publish")
-            await notify(other, "p", "topic")
-        else:
-            server.ask("REPLICAOF", "127.0.0.1", str(free_port()))
-            with pytest.raises(PersistenceUnavailable):  # as every few seconds, for the lease of its process
-                await store.commit("p", put("lease", b""))
-        assert await watch.wait(MISSING)
-        server.ask("ACL", "SETUSER", "agent", "+publish")
-        server.ask("REPLICAOF", "NO", "ONE")
-        await until_pushed(other, watch, "p", "topic")
-
-
         commit = redis._Script(text, hashlib.sha1(text.encode()).hexdigest())
         monkeypatch.setattr(redis, "_scripts", lambda: {**scripts, "commit": commit})
     server.ask("REPLICAOF", "127.0.0.1", str(free_port()))
@@ -527,6 +562,18 @@ async def test_a_watch_is_woken_that_no_commit_can_wake_any_more(server: RedisSe
     server.ask("REPLICAOF", "NO", "ONE")
     monkeypatch.undo()
     await store.commit("p", put("key", b"3"))
+
+
+async def test_an_old_master_that_is_only_read_is_noticed(server: RedisServer, store: Store) -> None:
+    """By the probe of readiness: what it reads is stale, and its connections may stay. After that, none of
+    them is used for the next read."""
+    await asyncio.gather(*(store.read("p", ["key"]) for _ in range(3)))
+    server.ask("REPLICAOF", "127.0.0.1", str(free_port()))
+    for ask in (store.ping, lambda: store.read("p", ["key"])):
+        with pytest.raises(PersistenceUnavailable, match="the server is a replica"):
+            await ask()
+    server.ask("REPLICAOF", "NO", "ONE")
+    await store.ping()
 
 
 async def test_more_callers_than_connections(server: RedisServer) -> None:
@@ -554,15 +601,3 @@ async def test_processes_start_beside_each_other_at_a_server_with_few_connection
         for _ in range(3):
             store = await stores.enter_async_context(store_of(server.url))
             await Inventory(RecordStore(store, "Agent", SystemClock())).check_key(keyed=False)
-async def test_an_old_master_that_is_only_read_is_noticed(server: RedisServer, store: Store) -> None:
-    """By the probe of readiness: what it reads is stale, and its connections may stay. After that, none of
-    them is used for the next read."""
-    await asyncio.gather(*(store.read("p", ["key"]) for _ in range(3)))
-    server.ask("REPLICAOF", "127.0.0.1", str(free_port()))
-    for ask in (store.ping, lambda: store.read("p", ["key"])):
-        with pytest.raises(PersistenceUnavailable, match="the server is a replica"):
-            await ask()
-    server.ask("REPLICAOF", "NO", "ONE")
-    await store.ping()
-
-

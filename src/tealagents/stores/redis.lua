@@ -9,11 +9,13 @@
 -- see half of what it names in KEYS.
 
 -- name: commit
--- KEYS: the index, what expires, then the records expected, put and deleted.
+-- KEYS: the index, what expires, then the records expected, put and deleted. If records are both put and
+-- deleted, the first deleted one has a name that no record can have.
 -- ARGV: how many are expected, how many put, where a record's own key begins in its name, how to publish; for
 -- each expected one its version, or '' for none; for each put one its version and value, and its milliseconds
 -- or ''; then the channels to notify.
 -- Returns the keys whose expectations do not hold; where there are none, all is written.
+local index, expiring = KEYS[1], KEYS[2]
 local expected, put, start = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local differing = {}
 for i = 1, expected do
@@ -25,32 +27,60 @@ if #differing > 0 then
     return differing
 end
 
+-- Nothing undoes what a script has written before an access list denies a command. So each command that the
+-- commit needs runs, or has an equal that runs, before the first record changes; until then only the sets do,
+-- by entries that do no harm. A server whose memory is full refuses only a script's first write: ZADD.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local added, lasting, deleted, expires = {}, {}, {}, {}
 for i = 1, put do
-    local record = KEYS[2 + expected + i]
-    local value, ttl = ARGV[3 + expected + 2 * i], ARGV[4 + expected + 2 * i]
-    local key = string.sub(record, start)
-    redis.call('ZADD', KEYS[1], 0, key)
+    local key, ttl = string.sub(KEYS[2 + expected + i], start), ARGV[4 + expected + 2 * i]
+    added[2 * i - 1], added[2 * i] = 0, key
     if ttl == '' then
-        redis.call('SET', record, value)
-        redis.call('ZREM', KEYS[2], key)
+        lasting[#lasting + 1] = key
     else
-        redis.call('SET', record, value, 'PXAT', now + ttl)
-        redis.call('ZADD', KEYS[2], now + ttl, key)
+        expires[#expires + 1] = now + ttl
+        expires[#expires + 1] = key
     end
 end
 for i = 3 + expected + put, #KEYS do
     local key = string.sub(KEYS[i], start)
-    redis.call('DEL', KEYS[i])
-    redis.call('ZREM', KEYS[1], key)
-    redis.call('ZREM', KEYS[2], key)
+    deleted[#deleted + 1], lasting[#lasting + 1] = key, key
+end
+if put > 0 then
+    redis.call('ZADD', index, unpack(added))
+end
+if #lasting > 0 then
+    redis.call('ZREM', expiring, unpack(lasting))
+end
+-- a second late, so that no record outlives its entry; a few at a time, and more than one commit adds
+local gone = redis.call('ZRANGEBYSCORE', expiring, '-inf', now - 1000, 'LIMIT', 0, 20)
+if #gone > 0 then
+    redis.call('ZREM', index, unpack(gone))
+    redis.call('ZREM', expiring, unpack(gone))
+    if put > 0 then
+        redis.call('ZADD', index, unpack(added))
+    end
+end
+if put > 0 and #deleted > 0 then
+    redis.call('DEL', KEYS[3 + expected + put])
 end
 
--- a second late, so that no record outlives its entry; a few at a time, and more than one commit adds
-for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now - 1000, 'LIMIT', 0, 20)) do
-    redis.call('ZREM', KEYS[1], key)
-    redis.call('ZREM', KEYS[2], key)
+for i = 1, put do
+    local record, value = KEYS[2 + expected + i], ARGV[3 + expected + 2 * i]
+    local ttl = ARGV[4 + expected + 2 * i]
+    if ttl == '' then
+        redis.call('SET', record, value)
+    else
+        redis.call('SET', record, value, 'PXAT', now + ttl)
+    end
+end
+if #expires > 0 then
+    redis.call('ZADD', expiring, unpack(expires))
+end
+if #deleted > 0 then
+    redis.call('DEL', unpack(KEYS, 3 + expected + put))
+    redis.call('ZREM', index, unpack(deleted))
 end
 
 -- where an access list forbids it, the commit holds and watches poll
@@ -96,18 +126,26 @@ return {keys, redis.call('MGET', unpack(KEYS, 2))}
 
 -- name: rights
 -- ARGV: how all names begin.
--- Raises the first command that the user may not run: a commit would be carried out as far as that command.
--- Servers before 7.0 cannot tell. The names are those of a partition: a user may have rights to no others.
+-- Raises the first command that the user may not run. On servers before 7.0 each is run, which changes nothing
+-- because nothing has these names. They are those of a partition: a user may have rights to no others.
 local record, index = ARGV[1] .. '{rights}:record', ARGV[1] .. '{rights}#index'
 local expiring = ARGV[1] .. '{rights}#expiring'
 local needed = {
-    {'TIME'}, {'GETRANGE', record, 0, 23}, {'SET', record, ''}, {'DEL', record}, {'MGET', record},
-    {'ZADD', index, 0, ''}, {'ZREM', index, ''}, {'ZRANGEBYLEX', index, '-', '+'},
-    {'ZREVRANGEBYLEX', index, '+', '-'}, {'ZADD', expiring, 0, ''}, {'ZREM', expiring, ''},
+    {'TIME'}, {'GETRANGE', record, 0, 23}, {'SET', record, '', 'XX'}, {'DEL', record}, {'MGET', record},
+    {'ZADD', index, 'XX', 0, ''}, {'ZREM', index, ''}, {'ZRANGEBYLEX', index, '-', '+'},
+    {'ZREVRANGEBYLEX', index, '+', '-'}, {'ZADD', expiring, 'XX', 0, ''}, {'ZREM', expiring, ''},
     {'ZRANGEBYSCORE', expiring, 0, 1},
 }
-for _, command in ipairs(redis.acl_check_cmd and needed or {}) do
-    if not redis.acl_check_cmd(unpack(command)) then
+local function denied(command)
+    if redis.acl_check_cmd then
+        return not redis.acl_check_cmd(unpack(command))
+    end
+    local reply = redis.pcall(unpack(command))
+    local refusal = type(reply) == 'table' and reply.err or ''
+    return string.find(refusal, 'The user executing the script') or string.find(refusal, 'NOPERM')
+end
+for _, command in ipairs(needed) do
+    if denied(command) then
         local names = command[2] and " on keys like '" .. command[2] .. "'" or ''
         return redis.error_reply("NOPERM it may not run '" .. command[1] .. "'" .. names)
     end

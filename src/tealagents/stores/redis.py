@@ -201,7 +201,8 @@ class RedisStore(BaseStore):
         base = self._base(partition)
         expect, put = commit.expect, commit.put
         publish = "SPUBLISH" if self._nodes.clustered else "PUBLISH"
-        names = (f"{base}:{key}" for keys in (expect, put, commit.delete) for key in keys)
+        delete = ("", *commit.delete) if put and commit.delete else commit.delete  # see `redis.lua`
+        names = (f"{base}:{key}" for keys in (expect, put, delete) for key in keys)
         version = commit.operation.encode()
         values = (
             part
