@@ -175,8 +175,15 @@ async def test_a_user_who_lacks_a_right_is_refused_with_what_to_grant(
         await use()
     said = str(refused.value)
     granted = said.split("`")[-2].split()
-    assert granted == [right for right in RIGHTS.split() if right[0] in "~&+"] + ["+select"] * number
+    about = re.compile(r"[~&+]|resetchannels")
+    assert granted == [right for right in RIGHTS.split() if about.match(right)] + ["+select"] * number
     assert "is running" not in said
+
+
+async def test_the_rights_of_the_page_are_accepted_where_users_begin_with_all_channels() -> None:
+    """As those of Redis 6.2 do, which then takes no pattern of channels."""
+    with running(lambda: RedisServer(options=["--acl-pubsub-default", "allchannels"])) as server:
+        with_the_rights_of_the_page(server)
 
 
 @pytest.mark.parametrize("version", ["7.0", "6.2"])
@@ -223,6 +230,25 @@ async def test_no_commit_is_made_in_part_when_a_right_is_revoked(
         server.ask("ACL", "SETUSER", "agent", f"+{revoked}")
         await store.commit("p", both)
         assert [key for key, _ in await store.scan("p", "")] == ["a", "new"]
+
+
+async def test_a_right_that_redis_6_2_denies_is_named(
+    server: RedisServer, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not name the command itself, and words the place in a script otherwise than later versions."""
+    scripts = redis._scripts()
+    lines = scripts["commit"].text.splitlines()
+    [line] = [number for number, text in enumerate(lines, 1) if "'TIME'" in text]
+    said = (
+        f"ERR Error running script (call to f_{scripts['commit'].digest}): @user_script:{line}: "
+        f"@user_script: {line}: The user executing the script can't run this command or subcommand"
+    )
+    text = f'return redis.error_reply("{said}")'
+    denying = redis._Script(text, hashlib.sha1(text.encode()).hexdigest())
+    changed = {**scripts, "commit": denying, "as it is": scripts["commit"]}
+    monkeypatch.setattr(redis, "_scripts", lambda: changed)
+    with pytest.raises(AccessDenied, match=r"subcommand: `local time = redis.call\('TIME'\)`\. With ACL SET"):
+        await store.commit("p", put("key", b"1"))
 
 
 async def test_a_user_whose_keys_are_only_those_that_there_are_is_not_refused(server: RedisServer) -> None:

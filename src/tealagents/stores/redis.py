@@ -57,7 +57,11 @@ _PLACE = re.compile(r"([^@]*@)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})
 
 #: how servers before 7.2 deny a command within a script; later ones raise `NoPermissionError` for it, too
 _DENIED_IN_SCRIPT: Final = "The user executing the script"
-_IN_SCRIPT = re.compile(r"(?P<error>.*) script: (?P<digest>[0-9a-f]{40}), on @user_script:(?P<line>\d+)\.?")
+#: what failed, the script's digest and the line, as servers from 7.0 on and before word it
+_IN_SCRIPT: Final = (
+    re.compile(r"(?P<error>.*) script: (?P<digest>[0-9a-f]{40}), on @user_script:(?P<line>\d+)\.?"),
+    re.compile(r".*\(call to f_(?P<digest>[0-9a-f]{40})\): @user_script:(?P<line>\d+): .*: (?P<error>.*)"),
+)
 
 
 class RedisOptions(StoreOptions):
@@ -233,12 +237,12 @@ class RedisStore(BaseStore):
 
     async def answer(self) -> None:
         await self.now()
+        await self._ask(self._nodes.check_role)
 
     # --- opening ----------------------------------------------------------------------------------
 
     async def open(self) -> None:
         try:
-        await self._ask(self._nodes.check_role)
             for node, info in (await self._nodes.survey()).items():
                 where = "{}:{}".format(*node) if self._nodes.clustered else self.where
                 await self._nodes.ask(node, "EVAL", _scripts()["rights"].text, 0, self.options.prefix)
@@ -291,7 +295,9 @@ class RedisStore(BaseStore):
         if not isinstance(error, NoPermissionError) and _DENIED_IN_SCRIPT not in str(error):
             return self.unavailable(reason(error))
         prefix = self.options.prefix
-        rights = f"~{prefix}* &{prefix}* +@read +@write +@scripting +@pubsub +ping +time +info +config|get"
+        # users of Redis 6.2 begin with all channels, and then take no pattern
+        rights = f"~{prefix}* resetchannels &{prefix}* +@read +@write +@scripting +@pubsub"
+        rights += " +ping +time +info +config|get"
         if urlsplit(self.options.address.get_secret_value()).path.strip("/0"):
             rights += " +select"
         if self._nodes.clustered:
@@ -339,10 +345,10 @@ def _check_durability(where: str, info: Mapping[str, str]) -> None:
 def _with_line(said: str) -> str:
     """An error that quotes the line of a script instead of its number: older servers do not name the command
     that is denied there."""
-    found = _IN_SCRIPT.fullmatch(said)
-    for script in _scripts().values():
-        if found and found["digest"] == script.digest:
-            return f"{found['error']}: `{script.text.splitlines()[int(found['line']) - 1].strip()}`"
+    for found in filter(None, (form.fullmatch(said) for form in _IN_SCRIPT)):
+        for script in _scripts().values():
+            if found["digest"] == script.digest:
+                return f"{found['error']}: `{script.text.splitlines()[int(found['line']) - 1].strip()}`"
     return said
 
 
