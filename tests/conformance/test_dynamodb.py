@@ -222,7 +222,7 @@ async def test_a_lost_piece_is_corrupt(dynamodb_url: str, client: Any) -> None:
         assert good is not None
         damaged = [("bad", Record(b"", "")), ("big", Record(b"", change.operation))]
         assert await store.scan("p", "") == [*damaged, ("good", good)]
-        await store.commit("p", Commit(operation=operation_id(), delete=["bad", "big"]))
+        await store.commit("p", Commit(operation=operation_id(), delete=["bad", "big", "e"]))
         assert await store.scan("p", "") == [("good", good)]
 
 
@@ -248,9 +248,16 @@ async def test_what_expired_is_erased_by_name(dynamodb_url: str, client: Any) ->
         await store.commit("p", put("small", b"1", ttl=0.05))
         await asyncio.sleep(0.1)
         assert sorted(await erase_expired(store, "p")) == ["large", "small"]
+        when = {"v": {"S": change.operation}, "d": {"B": b"x"}, "e": {"S": "soon"}}
+        await client.put_item(
+            TableName=table_of(dynamodb_url), Item={"p": {"S": "p"}, "k": {"S": "e"}, **when}
+        )
+        with pytest.raises(CorruptState, match="'N' is missing or wrong"):
+            await store.read("p", ["e"])
         assert await items_of(client, dynamodb_url) == []
 
 
+        damaged += [("e", Record(b"x", change.operation))]
 @pytest.mark.usefixtures("credentials")
 async def test_a_scan_passes_over_hundreds_of_expired_records_in_a_few_calls(
     dynamodb_url: str, client: Any, monkeypatch: pytest.MonkeyPatch

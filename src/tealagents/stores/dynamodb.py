@@ -233,6 +233,7 @@ class DynamoStore(BaseStore):
                 return None
             try:
                 version = item["v"]["S"]
+                _expiry(item)
                 if "n" not in item:
                     return Record(item["d"]["B"], version)
                 names = _chunk_names(key, version, int(item["n"]["N"]))
@@ -274,7 +275,10 @@ class DynamoStore(BaseStore):
         return found
 
     def _expired(self, item: Item) -> bool:
-        return "e" in item and int(item["e"]["N"]) <= self._service.clock.now() * 1000
+        try:
+            return _expiry(item) <= self._service.clock.now() * 1000
+        except (KeyError, ValueError):  # a damaged record, which a read reports
+            return False
 
     # --- committing -------------------------------------------------------------------------------
 
@@ -428,6 +432,11 @@ def _items_of(name: Item, version: str, value: bytes, ttl: float | None, now: in
         for k, part in zip(names, parts, strict=True)
     ]
     return [{**item, "n": {"N": str(len(parts))}}, *chunks]
+
+
+def _expiry(item: Item) -> float:
+    """When a record expires, in milliseconds. Raises `KeyError` or `ValueError` for a damaged one."""
+    return int(item["e"]["N"]) if "e" in item else math.inf
 
 
 def _chunk_names(key: str, version: str, count: int) -> list[str]:
