@@ -100,7 +100,17 @@ async def test_a_table_that_erases_nothing_is_reported(
     caplog.clear()
     async with store_of(dynamodb_url):
         (message,) = caplog.messages
-    assert f"aws dynamodb update-time-to-live --table-name {table} " in message
+    command = f"aws dynamodb update-time-to-live --table-name {table} --time-to-live-specification"
+    assert message.endswith(f"Run `{command} Enabled=true,AttributeName=t`.")
+    other = {"Enabled": True, "AttributeName": "expires"}
+    await client.update_time_to_live(TableName=table, TimeToLiveSpecification=other)
+    caplog.clear()
+    async with store_of(dynamodb_url):
+        (message,) = caplog.messages
+    assert (
+        f"Run `{command} Enabled=false,AttributeName=expires`, and an hour later `{command} Enab" in message
+    )
+    await client.update_time_to_live(TableName=table, TimeToLiveSpecification={**other, "Enabled": False})
     on = {"Enabled": True, "AttributeName": "t"}
     await client.update_time_to_live(TableName=table, TimeToLiveSpecification=on)
     caplog.clear()
@@ -117,12 +127,28 @@ async def test_a_service_that_does_not_tell_of_expiry() -> None:
             assert asked == ["DescribeTable", "DescribeTimeToLive"]
 
 
-async def test_a_foreign_table_is_refused(dynamodb_url: str, client: Any) -> None:
+@pytest.mark.usefixtures("credentials")
+async def test_a_table_that_is_being_changed_is_used() -> None:
+    """As after a change of its capacity: it can be read and written meanwhile."""
+    async with answering(status_of_table="UPDATING") as (url, asked), store_of(url):
+        assert asked == ["DescribeTable", "DescribeTimeToLive"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "type_of_last"), [(["id"], "S"), (["p", "k"], "N")], ids=["other names", "another type"]
+)
+async def test_a_foreign_table_is_refused(
+    dynamodb_url: str, client: Any, keys: list[str], type_of_last: str
+) -> None:
     """A table with other keys is not touched."""
+    types = dict.fromkeys(keys, "S") | {keys[-1]: type_of_last}
     await client.create_table(
         TableName=table_of(dynamodb_url),
-        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
-        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": k, "AttributeType": t} for k, t in types.items()],
+        KeySchema=[
+            {"AttributeName": key, "KeyType": kind}
+            for key, kind in zip(keys, ("HASH", "RANGE"), strict=False)
+        ],
         BillingMode="PAY_PER_REQUEST",
     )
     with pytest.raises(StoreConfigError, match="its keys are not p and k"):
@@ -134,6 +160,10 @@ async def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("dynamodb://a b?region=r", "dynamodb://table/path?region=r", "dynamodb://table?regin=r"):
         with pytest.raises(StoreConfigError):
             store_of(wrong)
+    endpoints = ("http://dynamodb_local:8000", "http://-host", "http:///path")
+    for wrong in ("region=eu west", *(f"region=r&endpoint={endpoint}" for endpoint in endpoints)):
+        with pytest.raises(StoreConfigError, match=re.escape(wrong.rpartition("=")[2])):
+            await store_of(f"dynamodb://table?{wrong}").open()
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
@@ -218,9 +248,16 @@ async def test_a_lost_piece_is_corrupt(dynamodb_url: str, client: Any) -> None:
         await client.put_item(TableName=table_of(dynamodb_url), Item={"p": {"S": "p"}, "k": {"S": "bad"}})
         with pytest.raises(CorruptState, match="bad"):
             await store.read("p", ["bad"])
+        when = {"v": {"S": change.operation}, "d": {"B": b"x"}, "e": {"S": "soon"}}
+        await client.put_item(
+            TableName=table_of(dynamodb_url), Item={"p": {"S": "p"}, "k": {"S": "e"}, **when}
+        )
+        with pytest.raises(CorruptState, match="'N' is missing or wrong"):
+            await store.read("p", ["e"])
         (good,) = await store.read("p", ["good"])
         assert good is not None
         damaged = [("bad", Record(b"", "")), ("big", Record(b"", change.operation))]
+        damaged += [("e", Record(b"x", change.operation))]
         assert await store.scan("p", "") == [*damaged, ("good", good)]
         await store.commit("p", Commit(operation=operation_id(), delete=["bad", "big", "e"]))
         assert await store.scan("p", "") == [("good", good)]
@@ -248,16 +285,9 @@ async def test_what_expired_is_erased_by_name(dynamodb_url: str, client: Any) ->
         await store.commit("p", put("small", b"1", ttl=0.05))
         await asyncio.sleep(0.1)
         assert sorted(await erase_expired(store, "p")) == ["large", "small"]
-        when = {"v": {"S": change.operation}, "d": {"B": b"x"}, "e": {"S": "soon"}}
-        await client.put_item(
-            TableName=table_of(dynamodb_url), Item={"p": {"S": "p"}, "k": {"S": "e"}, **when}
-        )
-        with pytest.raises(CorruptState, match="'N' is missing or wrong"):
-            await store.read("p", ["e"])
         assert await items_of(client, dynamodb_url) == []
 
 
-        damaged += [("e", Record(b"x", change.operation))]
 @pytest.mark.usefixtures("credentials")
 async def test_a_scan_passes_over_hundreds_of_expired_records_in_a_few_calls(
     dynamodb_url: str, client: Any, monkeypatch: pytest.MonkeyPatch
@@ -318,7 +348,7 @@ WRITES = ("PutItem", "TransactWriteItems")
 
 @asynccontextmanager
 async def answering(
-    *answers: Answer, to: Sequence[str] = WRITES, ahead: float = 0
+    *answers: Answer, to: Sequence[str] = WRITES, ahead: float = 0, status_of_table: str = "ACTIVE"
 ) -> AsyncIterator[tuple[str, list[str]]]:
     """A service that gives these answers, one after the other, and to all other calls "nothing there".
 
@@ -341,7 +371,10 @@ async def answering(
                 body = {"__type": f"com.amazonaws.dynamodb.v20120810#{kind}", "message": "as asked", **body}
         elif operation == "DescribeTable":
             schema = [{"AttributeName": "p", "KeyType": "HASH"}, {"AttributeName": "k", "KeyType": "RANGE"}]
-            body = {"Table": {"TableStatus": "ACTIVE", "KeySchema": schema}}
+            types = [{"AttributeName": name, "AttributeType": "S"} for name in ("p", "k")]
+            body = {
+                "Table": {"TableStatus": status_of_table, "KeySchema": schema, "AttributeDefinitions": types}
+            }
         elif operation == "BatchGetItem":
             body = {"Responses": {}}
         elif operation == "Query":

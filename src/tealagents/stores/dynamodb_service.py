@@ -58,6 +58,9 @@ ATTEMPTS: Final = 8
 #: the longest first pause between two attempts, in seconds; it doubles with each attempt
 PAUSE: Final = 0.05
 
+#: states of a table that can be read and written: its capacity or indexes may be changed meanwhile
+_USABLE: Final = ("ACTIVE", "UPDATING")
+
 #: errors after which the service has done nothing, and a retry may succeed
 BUSY: Final = frozenset(
     {
@@ -144,6 +147,8 @@ class DynamoService:
             self._client.meta.events.register("before-send.dynamodb", _send_in_parts)
         except NoRegionError:
             raise StoreConfigError(f"dynamodb://{self._table}: say where it is, with ?region=…") from None
+        except ValueError as error:  # of a region, or a host that no DNS has, such as `dynamodb_local`
+            raise StoreConfigError(f"dynamodb://{self._table}: {str(error).rstrip('.')}.") from None
         except BotoCoreError as error:
             raise self._refusal(error) from None
 
@@ -201,17 +206,19 @@ class DynamoService:
         """Creates the table if it is missing, and waits until it can be used."""
         made = waited = False
         deadline = time.monotonic() + 120
-        while (table := await self.description()) is None or table["TableStatus"] != "ACTIVE":
+        while (table := await self.description()) is None or table["TableStatus"] not in _USABLE:
             if time.monotonic() > deadline:
                 raise self._unavailable("the table does not become active")
             if table is None:
                 made = await self._create_table() or made
             waited = True
             await asyncio.sleep(0.2)
-        keys = {key["KeyType"]: key["AttributeName"] for key in table["KeySchema"]}
-        if keys != {"HASH": "p", "RANGE": "k"}:
+        types = {each["AttributeName"]: each["AttributeType"] for each in table["AttributeDefinitions"]}
+        keys = {each["KeyType"]: each["AttributeName"] for each in table["KeySchema"]}
+        if keys != {"HASH": "p", "RANGE": "k"} or types["p"] != "S" or types["k"] != "S":
             raise StoreConfigError(
-                f"dynamodb://{self._table}: the table is not this service's: its keys are not p and k."
+                f"dynamodb://{self._table}: the table is not this service's: its keys are not p and k, "
+                "both strings."
             )
         if made:
             expiry = {"Enabled": True, "AttributeName": "t"}
@@ -222,19 +229,25 @@ class DynamoService:
             await self._check_expiry()
 
     async def _check_expiry(self) -> None:
-        """Warns if the table's expiry is off, as on one that was made by hand."""
+        """Warns if the table's expiry is off, as on one made by hand, or goes by another attribute."""
         try:
             reply = await self.call("describe_time_to_live", {"TableName": self._table})
         except (ClientError, Unknown):
             return  # the call is optional: its permission may be missing
-        if reply.get("TimeToLiveDescription", {}).get("TimeToLiveStatus", "").startswith("DISABL"):
-            log.warning(
-                "the table %s erases nothing that has expired: event logs and idempotency keys stay. "
-                "Run `aws dynamodb update-time-to-live --table-name %s --time-to-live-specification "
-                "Enabled=true,AttributeName=t`.",
-                self._table,
-                self._table,
-            )
+        expiry = reply.get("TimeToLiveDescription", {})
+        off = expiry.get("TimeToLiveStatus", "").startswith("DISABL")
+        attribute = expiry.get("AttributeName", "t")
+        if not off and attribute == "t":
+            return
+        command = f"aws dynamodb update-time-to-live --table-name {self._table} --time-to-live-specification"
+        remedy = f"`{command} Enabled=true,AttributeName=t`"
+        if not off:  # a table has one attribute for it, and changes it at most once an hour
+            remedy = f"`{command} Enabled=false,AttributeName={attribute}`, and an hour later {remedy}"
+        log.warning(
+            "the table %s erases nothing that has expired: event logs and idempotency keys stay. Run %s.",
+            self._table,
+            remedy,
+        )
 
     async def description(self) -> Mapping[str, Any] | None:
         """The service's description of the table; None if there is no table."""
