@@ -1,13 +1,12 @@
 """Graceful shutdown: on SIGTERM the socket stays open while running requests finish."""
 
 import asyncio
-import inspect
 import logging
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +24,8 @@ class Drains(Protocol):
 def drained_by_signals(service: Drains, seconds: float) -> Iterator[None]:
     """Within it, the first SIGTERM or SIGINT drains `service`; the server stops only then.
 
-    New messages are refused meanwhile; reads, followers and health continue. Every answer that ends from then
-    on is the last on its connection, so that clients move to other processes. A second signal ends what runs
+    New messages are refused meanwhile; reads, followers and health continue. What is asked for from then on
+    is the last on its connection, so that clients move to other processes. A second signal ends what runs
     at once; it is stored and reported as interrupted.
     A signal that is ignored stays so. Outside the main thread signals belong to the host application, and
     nothing is done.
@@ -47,7 +46,6 @@ def drained_by_signals(service: Drains, seconds: float) -> Iterator[None]:
 
     async def drain(number: signal.Signals, seconds: float) -> None:
         try:
-            _end_busy_connections(servers[number])
             await service.drain(seconds)
         except Exception:
             log.exception("draining failed; stopping anyway")
@@ -69,14 +67,3 @@ def drained_by_signals(service: Drains, seconds: float) -> Iterator[None]:
         for each in heard:
             if loop.remove_signal_handler(each):
                 signal.signal(each, servers[each])
-
-
-def _end_busy_connections(handler: Any) -> None:
-    """Has each connection end with the answer that it waits for, where the server that handles the signal is
-    uvicorn. What is asked for later is left to the application, which says the same in its answer."""
-    method = inspect.unwrap(handler, stop=lambda each: hasattr(each, "__self__"))
-    server = getattr(method, "__self__", None)
-    for connection in getattr(getattr(server, "server_state", None), "connections", ()):
-        cycle = getattr(connection, "cycle", None)  # a WebSocket has none
-        if cycle is not None and not cycle.response_complete:
-            connection.shutdown()

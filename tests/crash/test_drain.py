@@ -217,32 +217,6 @@ def test_a_process_that_is_stopped_finishes_what_runs_and_takes_nothing_new(
     assert file.read_text().count("x") == 1
 
 
-def test_answers_that_a_drain_waits_for_end_their_connections(patient: ForkedService, tmp_path: Path) -> None:
-    """The next call on it would only be refused. A stream whose head was sent before ends its own, too."""
-    file, go_on = tmp_path / "written", tmp_path / "go-on"
-    body = json.dumps(text(call("Work-block", file=str(file), until=str(go_on)))).encode()
-    headers = {"authorization": "Bearer ada", "content-type": "application/json"}
-    with patient.client() as ada, ExitStack() as open_links:
-        begin(ada, "hang")  # the process waits for it after the others have ended
-        links = []
-        for path in ("", "/sse"):
-            link = http.client.HTTPConnection("127.0.0.1", patient.port, timeout=60)
-            links.append(open_links.enter_context(closing(link)))
-            link.request("POST", f"{httpx.URL(patient.url).path}{path}", body, headers)
-        plain, streaming = links
-        stream = streaming.getresponse()
-        until(lambda: file.exists() and file.read_text().count("begins") == 2)
-        patient.process.terminate()
-        until(lambda: drains(ada))
-        go_on.touch()
-        assert plain.getresponse().headers["connection"] == "close"
-        assert b"final-response" in stream.read()
-        assert streaming.sock.recv(1) == b""
-        assert patient.process.poll() is None
-        patient.process.terminate()
-        assert patient.process.wait(60) == 0
-
-
 def test_what_has_not_ended_in_time_is_interrupted_and_every_client_is_informed(
     service: ForkedService, model: OfflineModel
 ) -> None:

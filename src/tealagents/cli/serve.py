@@ -583,7 +583,6 @@ def _ended_by_signals(started: threading.Event, task: "asyncio.Task[Any] | None"
         if not started.is_set():
             end(number)
 
-    signaled.__wrapped__ = servers[STOPPING[0]]  # type: ignore[attr-defined] # for what looks for the server
     heard = [number for number, server in servers.items() if server is not signal.SIG_IGN]
     for number in heard:
         signal.signal(number, signaled)
