@@ -27,7 +27,8 @@ DELETE, LOOK, AGAIN = (
 
 
 async def approved(here: Process, request: RequestRecord) -> RequestRecord:
-    sent = await here.approvals.resume(ADA, request.request_id, Command(action="approve"), streamed=True)
+    command = Command(action="approve", approval_id=request.approvals[-1])
+    sent = await here.approvals.resume(ADA, request.request_id, command, streamed=True)
     return await here.service.outcome(sent)
 
 
@@ -59,6 +60,16 @@ async def test_the_results_of_a_paused_round_are_in_the_order_of_its_calls() -> 
             results = [each.tool_call_id for each in found if each.role == "tool"]
             # a round that is larger than a page comes as it is stored
             assert results == (["c1", "c2", "c3"] if limit >= 4 else ["c2", "c1", "c3"])
+
+
+async def test_a_round_is_sent_in_the_same_order_after_a_later_pause() -> None:
+    """Model services find the beginning of a prompt in their caches only if it is the same. covers: HITL-1"""
+    model = Scripted(calls(DELETE, LOOK), calls(AGAIN), says("done"))
+    tools = (Function("Shell-delete", str, governed=True), Function("Shell-look", lambda _: "seen"))
+    async with process(None, model, *tools) as here:
+        await approved(here, await approved(here, await here.ask()))
+    before, after = (call.prompt for call in model.calls[1:])
+    assert after[: len(before)] == before
 
 
 class Keeping(Scripted):

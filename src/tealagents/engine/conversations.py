@@ -9,7 +9,7 @@ from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import effects_note
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.turn import TurnInput
-from tealagents.state.history import before_open_tool_round
+from tealagents.state.history import before_open_tool_round, in_call_order
 from tealagents.state.memories import Memory
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
@@ -89,7 +89,7 @@ class TaskConversations:
         return TurnInput(
             **request.ids,
             owner=writer.head.owner,
-            said=before_open_tool_round(recorder.messages),
+            said=before_open_tool_round(in_call_order(recorder.messages)),
             resumed=writer.message is None,
             setup=request.setup,
             notes=[effects] if effects else [],
