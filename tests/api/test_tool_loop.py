@@ -23,6 +23,13 @@ rules:
       tool_calls:
         - {{id: {LONG_ID}, name: Work-repeat, arguments: {{text: a, times: 1}}}}
         - {{id: {LONG_ID}2, name: Work-repeat, arguments: {{text: b, times: 2}}}}
+  - when: {{text: same huge id}}
+    reply:
+      tool_calls:
+        - {{id: {LONG_ID}, name: Work-repeat, arguments: {{text: a, times: 1}}}}
+        - {{id: {LONG_ID}, name: Work-repeat, arguments: {{text: b, times: 2}}}}
+  - when: {{text: same huge id, tool_result: true, result_text: bb}}
+    reply: {{tool_calls: [{{id: {LONG_ID}, name: Work-repeat, arguments: {{text: c, times: 3}}}}]}}
 """
 SCRIPT += """
   - when: {text: for ever}
@@ -155,9 +162,12 @@ def test_broken_arguments_are_reported_to_the_model(ada: httpx.Client, model: Of
     assert "times" in wrong
 
 
-def test_a_model_that_uses_an_id_twice_gets_distinct_calls(ada: httpx.Client, model: OfflineModel) -> None:
+@pytest.mark.parametrize("words", ["same id", "same huge id"])
+def test_a_model_that_uses_an_id_twice_gets_distinct_calls(
+    ada: httpx.Client, model: OfflineModel, words: str
+) -> None:
     """In one round and over rounds: each call runs once and has a result of its own."""
-    answer = send(ada, "same id")
+    answer = send(ada, words)
     assert answer["status"] == "Completed"
     sent = model.requests[-1]["body"]["messages"]
     asked = [each["id"] for message in sent for each in message.get("tool_calls", [])]

@@ -8,6 +8,7 @@ import pytest
 from llm_setup import call, called, client, message, result, tool
 from msgspec.structs import replace
 
+from tealagents.domain.ids import shown_call_id
 from tealagents.domain.models import Message, ResponseFormat, ToolCall
 from tealagents.domain.ports import Model, ModelCall
 
@@ -64,6 +65,24 @@ def test_calls_and_results_are_sent_as_the_service_knows_them() -> None:
         "tool_call_id": "call_1",
         "content": "done",
     }
+
+
+@pytest.mark.parametrize("native", ["call_1", "call_1" + "x" * 200], ids=len)
+def test_calls_to_which_the_service_gave_one_id_are_sent_under_two(native: str) -> None:
+    """Also if the service, which kept the conversation, needed its own id then. A long id that no other call
+    has is sent as it came."""
+    first = shown_call_id(native)
+    asked = [
+        ToolCall(name, "Shell-look", "{}", native_id=native if name != native else "")
+        for name in (first, f"{first}-2")
+    ]
+    said = called(*asked)
+    answers = [replace(result(call.id, "done"), native_call_id=call.native_id) for call in asked]
+    ids = [native, f"{first}-2"]
+    assert [each["id"] for each in encoded(chat(), said)["tool_calls"]] == ids
+    assert [encoded(chat(), each)["tool_call_id"] for each in answers] == ids
+    assert [each["call_id"] for each in encoded(responses(), said)] == ids
+    assert [encoded(responses(), each)["call_id"] for each in answers] == ids
 
 
 @pytest.mark.parametrize("text", ["", " \n"])

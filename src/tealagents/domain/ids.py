@@ -1,6 +1,8 @@
 """Ids: UUIDs in the canonical form.
 
-The ids made here are version 8 (RFC 9562, section 5.8): the first 48 bits are the owner's *tag*, a digest
+The ids of tool calls are no UUIDs: model services choose them.
+
+The UUIDs made here are version 8 (RFC 9562, section 5.8): the first 48 bits are the owner's *tag*, a digest
 of the owner's key; 74 bits are random. If an id is not in the caller's partition, the tag tells which user
 it may belong to, without an index entry for every request. A tag is a hint, believed only if the record
 exists there; it grants nothing.
@@ -18,6 +20,8 @@ _NIL = "00000000-0000-0000-0000-000000000000"
 #: the ids that are accepted, in lower or upper case, as a pattern for JSON Schema
 PATTERN = r"^(?!0{8}-0{4}-0{4}-0{4}-0{12}$)[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 EXAMPLE = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
+#: characters of a call's id that clients see; they see a digest of a longer one
+LONGEST_CALL_ID = 200
 
 
 def canonical(text: object, field: str) -> str:
@@ -68,6 +72,13 @@ def random_id() -> str:
     r = os.urandom(16).hex()
     variant = "89ab"[int(r[16], 16) & 3]
     return f"{r[:8]}-{r[8:12]}-4{r[13:16]}-{variant}{r[17:20]}-{r[20:]}"
+
+
+def shown_call_id(native_id: str) -> str:
+    """The id of a call for clients and decisions: the model service's own, unless that is too long."""
+    if len(native_id) > LONGEST_CALL_ID:
+        return "call_" + hashlib.sha256(native_id.encode()).hexdigest()[:24]
+    return native_id or "call"
 
 
 def operation_id() -> str:

@@ -113,7 +113,7 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
     by_client: bool = False
     #: in a pause: digest of the tool's spec when the call was shown; empty if the tool was not listed
     pinned: str = ""
-    #: the model service's own id of the call, sent back to it; empty: it is `id`
+    #: the model service's own id of the call, sent back to it; empty: it is `id`. Calls may have the same
     native_id: str = ""
     #: in a pause: the tool's own code has already run, up to the point where it needed the user
     begun: bool = False

@@ -5,7 +5,6 @@ the next one, so that nothing happens that was not written down first.
 """
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -36,7 +35,7 @@ from tealagents.engine.toolbox import NAMES_LISTED, Toolbox, ToolOutput
 from tealagents.threads.views import Report
 from tealagents.unwinding import unwound
 
-#: characters of a tool's name, which a model may make up, and of a call's id
+#: characters of a tool's name, which a model may make up
 LONGEST_NAME = 200
 #: characters of a model service's own call id that are kept to be sent back: some services store data in it.
 #: If it is longer, the service is sent the id that clients see
@@ -388,7 +387,7 @@ def _with_unique_ids(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolC
     unique = []
     for call in calls:
         native = storable(call.id)
-        given = _shown_id(native)
+        given = ids.shown_call_id(native)
         name = given
         while name in known:
             known[given] += 1
@@ -397,7 +396,7 @@ def _with_unique_ids(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolC
         tool = storable(call.tool[:LONGEST_NAME])
         box = state.toolbox
         # a renamed repetition needs the service's own id only if the service keeps the conversation
-        is_sent = name != native and (state.agent.thread_kind == "remote" or len(native) > LONGEST_NAME)
+        is_sent = name != native and (state.agent.thread_kind == "remote" or name == given)
         unique.append(
             ToolCall(
                 name,
@@ -410,13 +409,6 @@ def _with_unique_ids(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolC
             )
         )
     return tuple(unique)
-
-
-def _shown_id(native_id: str) -> str:
-    """The id of a call for clients and decisions: the model service's own, unless that is too long."""
-    if len(native_id) > LONGEST_NAME:
-        return "call_" + hashlib.sha256(native_id.encode()).hexdigest()[:24]
-    return native_id or "call"
 
 
 async def _make_calls(

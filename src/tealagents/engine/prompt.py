@@ -55,7 +55,8 @@ class RemotePrompt(Prompt):
 
     def add(self, message: Message) -> None:
         if message.role != "assistant":
-            super().add(message)
+            # the service has the call under its own id, even if another call has the same
+            super().add(replace(message, tool_call_id=message.native_call_id or message.tool_call_id))
 
     def sent(self) -> None:
         del self._parts[self._standing :]

@@ -11,6 +11,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
+from tealagents.domain.ids import shown_call_id
 from tealagents.domain.json_limits import TOO_SLOW, too_slow
 from tealagents.domain.models import Json, Message, ResponseFormat, TokenUsage, ToolCall
 
@@ -138,9 +139,12 @@ def valid_name(name: str) -> str:
     return _FORBIDDEN_IN_NAME.sub("_", name)[:MAX_NAME] or "_"
 
 
-def call_id(result: Message) -> str | None:
-    """The id of the call that a `tool` message answers, as the service assigned it."""
-    return result.native_call_id or result.tool_call_id
+def call_id(own: str | None, native: str) -> str | None:
+    """The id of a call as the service is sent it: the one that it assigned, except to a repetition.
+
+    A service that is sent one id for two calls of a message refuses every later call of the conversation.
+    """
+    return native if native and shown_call_id(native) == own else own
 
 
 def other_id(given: str) -> str:

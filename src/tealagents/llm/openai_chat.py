@@ -159,7 +159,8 @@ def _message(message: Message, source: str) -> Json:
         case "assistant":
             return {"role": "assistant", "content": answer_text(message)}
         case "tool":
-            return {"role": "tool", "tool_call_id": call_id(message), "content": message.text}
+            answered = call_id(message.tool_call_id, message.native_call_id)
+            return {"role": "tool", "tool_call_id": answered, "content": message.text}
 
 
 def _parts(message: Message) -> list[Json]:
@@ -173,7 +174,7 @@ def _parts(message: Message) -> list[Json]:
 
 def _call(call: ToolCall) -> Json:
     function = {"name": valid_name(call.tool), "arguments": arguments(call)}
-    return {"id": call.native_id or call.id, "type": "function", "function": function}
+    return {"id": call_id(call.id, call.native_id), "type": "function", "function": function}
 
 
 def _with_other_ids(piece: bytes) -> bytes:

@@ -332,7 +332,8 @@ def _sent_items(message: Message, source: str) -> Iterator[Json]:
         case "assistant":
             yield from _assistant_items(message, returned(message, source))
         case "tool":
-            yield {"type": "function_call_output", "call_id": call_id(message), "output": message.text}
+            answered = call_id(message.tool_call_id, message.native_call_id)
+            yield {"type": "function_call_output", "call_id": answered, "output": message.text}
 
 
 def _assistant_items(message: Message, native: Json) -> Iterator[Json]:
@@ -389,7 +390,7 @@ def _parts(message: Message) -> list[Json]:
 
 def _call(call: ToolCall) -> Json:
     function = {"name": valid_name(call.tool), "arguments": arguments(call)}
-    return {"type": "function_call", "call_id": call.native_id or call.id, **function}
+    return {"type": "function_call", "call_id": call_id(call.id, call.native_id), **function}
 
 
 def _tool(tool: ToolSpec) -> Json:
