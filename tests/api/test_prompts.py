@@ -108,6 +108,8 @@ CONFIGS: dict[str, Json] = {
     },
     "forgetful": {"thread": {"reducers": [{"name": "threads_extras:forgetful"}]}},
     "with facts": {"thread": {"context_providers": ["facts"]}},
+    "hesitant": {"thread": {"reducers": ["threads_extras:hesitant"]}},
+    "with examples": {"thread": {"context_providers": ["threads_extras:Examples"]}},
 }
 
 
@@ -189,6 +191,16 @@ def test_what_a_reducer_has_changed_is_marked() -> None:
         assert [item["role"] for item in found["items"] if item["altered"]] == ["tool", "tool"]
 
 
+def test_a_message_of_which_the_trace_has_only_the_text_is_marked() -> None:
+    """The picture of a context provider would be stored again with every request."""
+    with talking(thread={"context_providers": ["threads_extras:Pictures"]}) as (client, _):
+        found = prompt(client, say(client, "Where is it?")["request_id"])
+    assert found["gaps"] == ["altered"]
+    (shown,) = (item for item in found["items"] if item["altered"])
+    assert (shown["origin"], shown["role"]) == ("context", "user")
+    assert shown["items"] == [{"content_type": "text", "content": "This is Oslo."}]
+
+
 def test_a_request_that_is_on_no_path_any_more_says_so() -> None:
     """After a rollback, what failed on the branch that was left has lost what was noted before it."""
     with talking(FAILING) as (client, _):
@@ -229,6 +241,11 @@ def test_a_step_that_is_no_call_of_the_request_is_not_found() -> None:
 HOSTILE: list[Json] = [
     {"kind": "context", "input": {"call": "invoking"}, "output": {"instructions": 5, "messages": {"a": 1}}},
     {"kind": "context", "input": {"call": "invoking"}, "output": {"instructions": [], "messages": [None, 1]}},
+    {
+        "kind": "context",
+        "input": {"call": "invoking"},
+        "output": {"messages": [{"role": "x", "text": "y"}, {}]},
+    },
     {
         "kind": "reduction",
         "name": "view",

@@ -414,6 +414,26 @@ async def test_what_was_left_out_is_reported() -> None:
     assert not (await prompt.compose()).reports
 
 
+async def test_it_is_reported_once_that_everything_is_shown_again() -> None:
+    """The last report holds for every later call of the request. covers: THREAD-8"""
+
+    async def hesitant(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+        async for part in parts:
+            if len(upcoming.running) == 1:
+                return
+            yield part
+
+    prompt = prompt_of(View([hesitant]), HELLOS, [said("user", "now")])
+    (omitted,) = (await prompt.compose()).reports
+    assert omitted.output is not None
+    assert omitted.output["kept_messages"] == 0
+    for message in tool_round("done"):
+        prompt.add(message)
+    (whole,) = (await prompt.compose()).reports
+    assert whole.output == {"kept_messages": sum(map(len, HELLOS))}
+    assert not (await prompt.compose()).reports
+
+
 async def test_nothing_is_reported_where_everything_is_sent() -> None:
     """A view that leaves nothing out is no step of the trace."""
     for view in (

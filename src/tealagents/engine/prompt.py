@@ -144,8 +144,9 @@ class ViewedPrompt(Prompt):
         return reports
 
     def _reduction(self, shown: Shown, watch: Stopwatch) -> list[Report]:
-        """A report of what the view omits, unless it omits nothing, or the same as in the last report."""
-        if shown.whole:
+        """A report of what the view omits, unless it omits the same as in the last report, or nothing and
+        there is none."""
+        if shown.whole and self._omitted is None:
             return []
         omitted = shown.omitted(self._upcoming)
         if omitted == self._omitted:

@@ -2,8 +2,9 @@
 
 Prompts are not stored; they are reconstructed from what is. The log has the history on the path of that time
 and the request's own messages; its trace says what context providers added and what reducers left out. The
-request's record and its pauses have the context and instructions from its client. Two things are not stored:
-the agent's system prompt, which is shown as it is configured now, and messages as a reducer rewrote them.
+request's record and its pauses have the context and instructions from its client. Three things are not
+stored: the agent's system prompt, which is shown as it is configured now, messages as a reducer rewrote them,
+and what context providers' messages have besides their text.
 `ReconstructedPrompt.gaps` says where the result may differ from what was sent; the model call's step has the
 number of parts that were sent.
 """
@@ -35,15 +36,15 @@ from tealagents.state import keys
 from tealagents.state.decisions import is_decision
 from tealagents.state.history import Logged, in_call_order
 from tealagents.state.tasks import Tasks
-from tealagents.threads.summaries import standing_text
+from tealagents.threads.summaries import Summarize, intact_summary, standing_text
 
 #: `system_prompt`: the agent's; `summary`: of messages that were left out; `note`: from context providers,
 #: the client or the service; `context`: messages added for this request; `history`: of earlier requests;
 #: `request`: the request's own messages
 PartOrigin = Literal["system_prompt", "summary", "note", "context", "history", "request"]
 
-#: `altered`: a reducer rewrote some messages; `agent`: another version of the agent answered; `path`: the
-#: path that the request continued is unknown; `count`: more or fewer parts were sent
+#: `altered`: some messages were not sent in the stored form; `agent`: another version of the agent answered;
+#: `path`: the path that the request continued is unknown; `count`: more or fewer parts were sent
 Gap = Literal["altered", "agent", "path", "count"]
 
 
@@ -55,7 +56,7 @@ class SentPart(Struct, frozen=True, kw_only=True):
     text: str = ""
     #: the stored message; None for a text
     message: Message | None = None
-    #: a reducer rewrote it: it was not sent in the stored form
+    #: it was not sent in the stored form: a reducer rewrote it, or it had more than the text that is stored
     altered: bool = False
 
 
@@ -168,9 +169,13 @@ class Reconstruction:
         """The system prompt, and the summary of messages that were left out."""
         system = self._agent.system_prompt
         found = [SentPart(origin="system_prompt", text=system)] if system else []
-        summary = next(_summaries(steps), None) or next(_kept_summaries(parent), None)
-        if summary is not None and self._agent.view is not None:
-            found.append(SentPart(origin="summary", text=standing_text(summary)))
+        reducers = self._agent.view.reducers if self._agent.view is not None else ()
+        for each in reducers:
+            if not isinstance(each, Summarize):
+                continue
+            summary = next(_summaries(steps, each.name), None) or _kept_summary(parent, each.name)
+            if summary:
+                found.append(SentPart(origin="summary", text=standing_text(summary)))
         return found
 
     def _added(
@@ -178,23 +183,22 @@ class Reconstruction:
     ) -> tuple[list[SentPart], list[SentPart]]:
         """The notes and the context messages that were sent in this request only."""
         notes: list[str] = []
-        messages: list[str] = []
+        messages: list[SentPart] = []
         for step in call.steps:
             if step.kind == "context" and not step.is_error and (step.input or {}).get("call") == "invoking":
                 added = step.output or {}
                 notes += filter(None, _texts([added.get("instructions")]))
-                messages += _texts(added.get("messages"))
+                messages += _context_messages(added.get("messages"))
         earlier = tuple(known for known in head.effects if known.first_seq < record.first_seq)
         effects = effects_note(replace(head, path=path, effects=earlier))
         notes += [text for text in (setup.instructions, effects) if text]
         if setup.user_context:
-            (notes if self._agent.thread_kind == "remote" else messages).append(
-                context_note(setup.user_context)
-            )
-        return (
-            [SentPart(origin="note", text=text) for text in notes],
-            [SentPart(origin="context", role="user", text=text) for text in messages],
-        )
+            text = context_note(setup.user_context)
+            if self._agent.thread_kind == "remote":
+                notes.append(text)
+            else:
+                messages.append(SentPart(origin="context", role="user", text=text))
+        return [SentPart(origin="note", text=text) for text in notes], messages
 
     def _gaps(
         self, record: RequestRecord, path: Path | None, parts: Sequence[SentPart], *, missing: bool
@@ -260,18 +264,27 @@ def _view(steps: Sequence[Step]) -> _View:
     )
 
 
-def _summaries(steps: Sequence[Step]) -> Iterator[str]:
-    """The summaries made for this call, newest first."""
+def _summaries(steps: Sequence[Step], name: str) -> Iterator[str]:
+    """The summaries that the reducer `name` made for this call, newest first."""
     for step in reversed(steps):
-        if step.kind == "reduction" and isinstance(text := (step.output or {}).get("summary"), str):
-            yield text
+        if (step.kind, step.name) == ("reduction", name):
+            yield from _texts([(step.output or {}).get("summary")])
 
 
-def _kept_summaries(parent: RequestRecord | None) -> Iterator[str]:
-    """The summaries that a checkpoint's context holds."""
-    for kept in ((parent.context or {}) if parent else {}).get("view", {}).values():
-        if isinstance(kept, dict) and isinstance(kept.get("text"), str):
-            yield kept["text"]
+def _kept_summary(parent: RequestRecord | None, name: str) -> str | None:
+    """The summary of the reducer `name` that a checkpoint's context holds."""
+    context = (parent.context if parent is not None else None) or {}
+    return intact_summary((context.get("view") or {}).get(name)).get("text")
+
+
+def _context_messages(found: object) -> Iterator[SentPart]:
+    """The messages in the step of a context provider, as `threads.context` recorded them."""
+    for each in found if isinstance(found, list) else ():
+        match each:
+            case str(text):
+                yield SentPart(origin="context", role="user", text=text)
+            case {"role": "user" | "assistant" | "tool" as role, "text": str(text)}:
+                yield SentPart(origin="context", role=role, text=text, altered=each.get("text_only") is True)
 
 
 def _of_remote(

@@ -355,7 +355,17 @@ def _with_what_was_added(report: Report, context: Context | None) -> Report:
         return report
     added: Json = {
         "instructions": context.instructions,
-        "messages": [message.text for message in context.messages],
+        "messages": list(map(_recorded, context.messages)),
         "tools": [storable(tool.spec.name) for tool in context.tools],
     }
     return replace(report, output={name: value for name, value in added.items() if value})
+
+
+def _recorded(message: Message) -> str | Json:
+    """A message in the trace: its text, with its role if it is not the user's. `text_only`: it has more than
+    one text, such as an image or tool calls, which would be stored again with every request."""
+    kinds = [item.content_type for item in message.items]
+    whole = kinds in ([], ["text"]) and not message.tool_calls and message.role != "tool"
+    if whole and message.role == "user":
+        return message.text
+    return {"role": message.role, "text": message.text, **({} if whole else {"text_only": True})}

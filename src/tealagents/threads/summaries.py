@@ -64,7 +64,7 @@ class Summarize:
         self._options = options
 
     async def __call__(self, parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
-        known = _intact(upcoming.memory.get(self.name))
+        known = intact_summary(upcoming.memory.get(self.name))
         fresh, standing = await self._since(parts, known.get("upto"))
         for part in standing:
             yield part
@@ -143,7 +143,7 @@ class Summarize:
         return None if failed else text
 
 
-def _intact(known: object) -> Json:
+def intact_summary(known: object) -> Json:
     """The summary that a conversation remembers: `text`, and the round `upto` which it reaches. Empty if
     there is none, or if an imported document had something else in its place."""
     if not isinstance(known, dict):

@@ -165,7 +165,7 @@ const ORIGINS = {
   request: "This request",
 };
 const GAPS = {
-  altered: "A reducer shortened the marked messages before they were sent; they are shown here as they are stored.",
+  altered: "The marked messages were sent in another form, shortened by a reducer or with more than their text.",
   agent: "Another version of the agent answered; its system prompt may have been different.",
   path: "It is no longer known which failures preceded this request, or whether the model saw them.",
   count: "The trace recorded a different number of parts than is shown here.",
@@ -213,7 +213,7 @@ function Part({part}) {
     <li class="sent-part" data-origin=${origin}>
       <header>
         <strong>${tool ? exact(tool) : role}</strong>
-        <span class="muted">${ORIGINS[origin] ?? exact(origin)}${altered ? ", sent shortened" : ""}</span>
+        <span class="muted">${ORIGINS[origin] ?? exact(origin)}${altered ? ", sent in another form" : ""}</span>
       </header>
       ${withheld && html`<p class="muted">The operator has hidden it.</p>`}
       ${items.map((item, place) =>
