@@ -509,6 +509,50 @@ async def test_null_is_sent_where_the_schema_has_it(tmp_path: Path, server: str)
         assert (await sent(tools, "a", **dict.fromkeys(fields)))["body"] == ""
 
 
+def test_a_null_within_a_value_is_absent_outside_json() -> None:
+    """In every place and style, and in the fields of forms; within JSON it stays."""
+    parameters: list[Json] = [
+        {"name": "list", "in": "path"},
+        {"name": "deep", "in": "query", "style": "deepObject"},
+        {"name": "many", "in": "query"},
+        {"name": "joined", "in": "query", "explode": False},
+        {"name": "none", "in": "query"},
+        {"name": "json", "in": "query", "content": {"application/json": {}}},
+        {"name": "header", "in": "header"},
+        {"name": "cookie", "in": "cookie"},
+    ]
+    values: Json = {
+        "list": ["a", None],
+        "deep": {"gt": 5, "lt": None, "in": [None, 1, {"x": None}]},
+        "many": [1, None],
+        "joined": {"a": 1, "b": None},
+        "none": [None],
+        "json": {"a": None},
+        "header": [None, "h"],
+        "cookie": [None, "c"],
+    }
+    fields: Json = {"address": {"line1": "x", "line2": None, "more": [None]}, "tags": [None, "t"], "o": None}
+    for media_type, key in (
+        ("application/x-www-form-urlencoded", "content"),
+        ("multipart/form-data", "files"),
+    ):
+        # with a field named like a parameter, the whole body is one argument
+        schema = {"properties": dict.fromkeys((*fields, "list"), True)}
+        body = {"content": {media_type: {"schema": schema}}}
+        document = one_operation({"parameters": parameters, "requestBody": body}, path="/{list}")
+        [operation] = operations(document, "it")
+        seen = request_of(operation, {**values, "body": fields})
+        assert unquote(seen.target) == '/a?deep[gt]=5&deep[in][0]=1&many=1&joined=a,1&json={"a": null}'
+        assert (seen.headers["header"], seen.headers["Cookie"]) == ("h", "cookie=c")
+        if key == "content":
+            assert seen.body[key] == b"address[line1]=x&tags=t"
+        else:  # an object within a part is JSON
+            sent_as = [(name, content) for name, (_, content, _) in seen.body[key]]
+            assert sent_as == [("address", json.dumps(fields["address"]).encode()), ("tags", b"t")]
+    with pytest.raises(ToolFailed, match=r"cannot be .* in a path"):
+        request_of(operation, {"list": [None]})
+
+
 async def test_form_body(tmp_path: Path, server: str) -> None:
     """A form's fields are encoded, lists repeated, objects written as the document says."""
     async with opened(tmp_path, library.document(), server) as tools:

@@ -102,7 +102,15 @@ def _encoded(value: Any) -> str:
     return quote(_text(value).encode("utf-8", "replace"), safe="")
 
 
+def _present(value: Any) -> Any:
+    """A list or an object without its nulls: outside JSON, null means absent."""
+    if isinstance(value, dict):
+        return {key: one for key, one in value.items() if one is not None}
+    return [one for one in value if one is not None] if isinstance(value, list) else value
+
+
 def _path_text(parameter: Parameter, value: Any) -> str:
+    value = value if parameter.as_json else _present(value)
     _refuse_steps(parameter, value)
     if parameter.as_json:
         return _encoded(_json(parameter, value))
@@ -141,6 +149,7 @@ def _form_pairs(parameter: Parameter, value: Any) -> Pairs:
         return [(name, _encoded(_json(parameter, value)))]
     if parameter.style == "deepObject":
         return _deep_pairs(parameter.name, value)
+    value = _present(value)
     separator = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}.get(parameter.style, ",")
     if isinstance(value, list):
         values = [_encoded(one) for one in value]
@@ -156,6 +165,7 @@ def _form_pairs(parameter: Parameter, value: Any) -> Pairs:
 def _deep_pairs(name: str, value: Any) -> Pairs:
     """Pairs such as `name[key]=value`. The specification does not define deeper levels; they are written as
     most servers read them, `name[key][inner]` and `name[key][0]`."""
+    value = _present(value)
     if isinstance(value, dict):
         return [pair for key, one in value.items() for pair in _deep_pairs(f"{name}[{key}]", one)]
     if isinstance(value, list):
@@ -164,6 +174,7 @@ def _deep_pairs(name: str, value: Any) -> Pairs:
 
 
 def _header_text(parameter: Parameter, value: Any) -> str:
+    value = value if parameter.as_json else _present(value)
     if parameter.as_json:
         text = value if parameter.plain and isinstance(value, str) else json.dumps(value)
     elif isinstance(value, dict):
@@ -214,9 +225,9 @@ def _body(body: RequestBody | None, value: Any) -> tuple[str | None, dict[str, A
         return None, {}
     media_type = body.media_type.partition(";")[0].strip().lower()
     if media_type == _FORM and isinstance(value, dict):
-        return _FORM, {"content": _form(body, value)}
+        return _FORM, {"content": _form(body, _present(value))}
     if media_type == _MULTIPART and isinstance(value, dict):
-        return None, {"files": _parts(body, value)}
+        return None, {"files": _parts(body, _present(value))}
     if is_json(media_type):
         content_type = _JSON if media_type == "*/*" else body.media_type
         return content_type, {"content": json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")}
@@ -247,7 +258,7 @@ def _parts(body: RequestBody, value: Json) -> list[tuple[str, tuple[str | None, 
     parts: list[tuple[str, tuple[str | None, bytes, str]]] = []
     for name, field in value.items():
         named = body.types.get(name)
-        for one in field if isinstance(field, list) and not _is_nested(field) else [field]:
+        for one in _present(field) if isinstance(field, list) and not _is_nested(field) else [field]:
             if name in body.binary:
                 given, content = _bytes(_text(one))
                 parts.append((name, (name, content, given or named or _OCTETS)))
