@@ -300,6 +300,20 @@ async def test_headers_of_the_client_are_not_arguments(tmp_path: Path, server: s
             await sent(tools, "search", q="x", Authorization="Bearer mine")
 
 
+async def test_headers_of_the_entry_are_not_arguments(tmp_path: Path, server: str) -> None:
+    """The model need not invent a key that the operator set, even if the document requires it."""
+    declared = {"name": "X-Api-Key", "in": "header", "required": True, "schema": {"type": "string"}}
+    document = one_operation({"operationId": "a", "parameters": [declared]}, path="/echo/a")
+    async with opened(tmp_path, document, server, headers={"x-api-key": "k3y"}) as tools:
+        assert tools["Library-a"].spec.parameters["properties"] == {}
+        assert (await sent(tools, "a"))["headers"]["x-api-key"] == "k3y"
+        with pytest.raises(ToolFailed, match="There is no argument 'X-Api-Key'"):
+            await sent(tools, "a", **{"X-Api-Key": "invented"})
+    async with opened(tmp_path, document, server) as tools:
+        with pytest.raises(ToolFailed, match="Missing: X-Api-Key"):
+            await sent(tools, "a")
+
+
 async def test_a_trace_of_the_operations_own_is_kept(tmp_path: Path, server: str) -> None:
     """A call continues the current trace, unless an argument fills the header that the document declares."""
     document = library.document()

@@ -82,7 +82,9 @@ class OpenAPIPlugin:
         where = shown(self._options.openapi_json_path)
         # large documents take their time
         document = await asyncio.to_thread(parsed, content, where)
-        chosen = await asyncio.to_thread(operations, document, where, self._options.operations)
+        chosen = await asyncio.to_thread(
+            operations, document, where, self._options.operations, self._options.headers
+        )
         server = _server(self._options, document, where, secret=self._secret)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(_client(self._options, server))

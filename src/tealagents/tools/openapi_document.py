@@ -9,7 +9,7 @@ recursive schema does not survive.
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -190,14 +190,18 @@ class _Place(NamedTuple):
         return f"{self.method.upper()} {self.path}"
 
 
-def operations(document: Json, where: str, wanted: Sequence[str] | None = None) -> list[ApiOperation]:
-    """The wanted operations in this order, or all in the document's.
+def operations(
+    document: Json, where: str, wanted: Sequence[str] | None = None, headers: Collection[str] = ()
+) -> list[ApiOperation]:
+    """The wanted operations in this order, or all in the document's. `headers` are those that are sent with
+    each request: they are no arguments.
 
     `ToolsetError` names an operation that cannot be read, is missing or is ambiguous. Others may be flawed.
     """
     schemas = Schemas(document, where)
     chosen = _chosen(_places(document, where, lenient=wanted is not None), wanted, where)
-    return [_operation(document, schemas, place, f"{where}: {place}") for place in chosen]
+    fixed = _OWN_HEADERS | {name.lower() for name in headers}
+    return [_operation(document, schemas, place, f"{where}: {place}", fixed) for place in chosen]
 
 
 def _places(document: Json, where: str, *, lenient: bool) -> list[_Place]:
@@ -268,7 +272,9 @@ def leaves_base(path: str) -> bool:
     return any(step in (".", "..") for step in steps)
 
 
-def _operation(document: Json, schemas: Schemas, place: _Place, where: str) -> ApiOperation:
+def _operation(
+    document: Json, schemas: Schemas, place: _Place, where: str, fixed: Collection[str]
+) -> ApiOperation:
     _check_path(place.path, where)
     operation = _checked(_Operation, place.item[place.method], where)
     declared = [*_checked(_PathItem, place.item, where).parameters, *operation.parameters]
@@ -278,7 +284,8 @@ def _operation(document: Json, schemas: Schemas, place: _Place, where: str) -> A
     parameters += _undeclared(place.path, parameters)
     # an operation's parameter replaces its path's
     for parameter in {(one.name, one.location): one for one in parameters}.values():
-        arguments.add_parameter(parameter, place.path)
+        if parameter.location != "header" or parameter.name.lower() not in fixed:
+            arguments.add_parameter(parameter, place.path)
     if body and body.content:
         arguments.add_body(body)
     return ApiOperation(
@@ -338,8 +345,6 @@ class _ArgumentList:
     def add_parameter(self, parameter: _DocumentParameter, path: str) -> None:
         in_path = parameter.location == "path"
         if in_path and "{" + parameter.name + "}" not in path:
-            return
-        if parameter.location == "header" and parameter.name.lower() in _OWN_HEADERS:
             return
         media_type, media = next(iter((parameter.content or {}).items()), ("", None))
         style = parameter.style or _DEFAULT_STYLE[parameter.location]
