@@ -435,6 +435,27 @@ async def test_open_body_takes_other_fields(tmp_path: Path, server: str) -> None
             await sent(tools, "createBook", titel="x")
 
 
+@pytest.mark.parametrize(
+    ("others", "is_open"),
+    [
+        ({"additionalProperties": {}}, True),
+        ({"additionalProperties": False, "patternProperties": {"^x-": {"type": "string"}}}, True),
+        ({"unevaluatedProperties": {"type": "string"}}, True),
+        ({"unevaluatedProperties": False, "patternProperties": {}}, False),
+    ],
+)
+def test_a_body_is_open_however_its_schema_says_so(others: Json, is_open: bool) -> None:
+    """Beside a reference as well."""
+    plain: Json = {"type": "object", "properties": {"known": {}}}
+    for schema in ({**plain, **others}, {"$ref": "#/components/schemas/Plain", **others}):
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        [operation] = operations(one_operation({"requestBody": body}, Plain=plain), "it")
+        assert ("additionalProperties" not in operation.schema) is is_open
+        arguments = {"known": 1, "x-foo": "q"}
+        with nullcontext() if is_open else pytest.raises(ToolFailed, match="There is no argument"):
+            assert json.loads(request_of(operation, arguments).body["content"]) == arguments
+
+
 def test_a_body_that_others_derive_from_takes_their_fields() -> None:
     """Its `discriminator` says so. What is derived itself names what it takes, as does what is closed."""
     pet: Json = {"type": "object", "properties": {"kind": {"type": "string"}}}

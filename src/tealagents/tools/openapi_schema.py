@@ -36,7 +36,10 @@ _DROPPED = frozenset(
     {"xml", "externalDocs", "discriminator", "example", "nullable", "readOnly", "writeOnly", "$schema", "$id"}
 )
 #: keywords beside a `$ref` (OpenAPI 3.1) that add to the fields of what it refers to
-_OF_FIELDS = frozenset({"properties", "required", "allOf", "anyOf", "oneOf", "additionalProperties"})
+_OF_FIELDS = frozenset(
+    {"properties", "required", "allOf", "anyOf", "oneOf"}
+    | {"additionalProperties", "patternProperties", "unevaluatedProperties"}
+)
 _FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 OMITTED = {"description": "any value; its schema is too large to be shown"}
 FILE = {"type": "string", "description": "a file: its text, or its bytes as a data: URI"}
@@ -242,7 +245,8 @@ class Schemas:
         ):
             return None
         properties, required = dict(schema.get("properties", {})), list(schema.get("required", []))
-        is_open = bool(schema.get("additionalProperties", False))
+        others = [schema.get(key, False) for key in ("additionalProperties", "unevaluatedProperties")]
+        is_open = bool(schema.get("patternProperties")) or any(one is not False for one in others)
         for part in schema.get("allOf", []):
             fields = self._fields(part, seen)
             if fields is None:
