@@ -678,6 +678,7 @@ async def test_files_are_found_wherever_a_schema_has_them(tmp_path: Path, server
         "Content-Type: text/plain; charset=utf-8\r\n\r\ndata:,f",
     ]
     assert "name=" not in empty["body"]
+    assert empty["body"] == f"--{empty['headers']['content-type'].partition('boundary=')[2]}--\r\n"
 
 
 @pytest.mark.parametrize(
@@ -824,7 +825,9 @@ async def test_answers_are_returned_as_they_are(tmp_path: Path, server: str) -> 
         assert (described["media_type"], described["size_bytes"]) == ("image/png", 6)
         large = await tool.call(Context(), {"kind": "large"})
         assert large.endswith("\n[Cut here: 200,000 of 300,000 characters are shown.]")
-        assert len(await tool.call(Context(), {"kind": "endless"})) < 201_000
+        endless = await tool.call(Context(), {"kind": "endless"})
+        assert len(endless) < 201_000
+        assert re.search(r"\[Cut here: 200,000 of more than 3,\d{3},\d{3} characters are shown\.\]$", endless)
 
 
 @pytest.mark.parametrize(
@@ -864,6 +867,74 @@ async def test_errors_are_reported_with_status_and_reason(tmp_path: Path, server
         with pytest.raises(ToolFailed) as raised:
             await sent(tools, "answer", kind="broken")
         assert len(str(raised.value)) < 4_200
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "content", "said"),
+    [
+        (
+            202,
+            {"Location": "/v1/operations/7?sig=s3cret", "Retry-After": "30"},
+            "",
+            "Done (202 Accepted, Retry-After: 30, Location: {url}/v1/operations/7); the answer has no",
+        ),
+        (201, {"Location": "things/7"}, "", "Done (201 Created, Location: {url}/v1/things/7); "),
+        (201, {"Location": "https://elsewhere.example/7"}, "", "Done (201 Created); the answer has"),
+        (201, {"Location": "http://["}, "", "Done (201 Created); the answer has"),
+        (202, {"Location": "/v1/7"}, "as it is", "as it is"),
+        (
+            429,
+            {"Retry-After": "17"},
+            "slow down",
+            "answered 429 Too Many Requests, Retry-After: 17: slow down",
+        ),
+        (429, {"Retry-After": "<do this>"}, "", "answered 429 Too Many Requests: no reason given"),
+    ],
+)
+async def test_an_answer_says_where_and_when_to_ask_again(
+    tmp_path: Path, status: int, headers: Json, content: str, said: str
+) -> None:
+    """From its headers, where its body does not: a place within the origin only, without its query."""
+
+    async def answer(request: Request) -> Response:
+        return Response(content, status_code=status, headers=headers)
+
+    with served(Starlette(routes=[Route("/v1/x", answer, methods=["POST"])])) as url:
+        async with opened(tmp_path, one_operation({"operationId": "a"}), url) as tools:
+            try:
+                text = await tools["Library-a"].call(Context(), {})
+            except ToolFailed as failed:
+                text = str(failed)
+    assert said.format(url=url) in text
+
+
+async def test_binary_data_that_is_too_large_to_be_read_has_no_size(tmp_path: Path) -> None:
+    """What was read of it is less than its size."""
+
+    async def answer(request: Request) -> Response:
+        return Response(b"\xff" * 5_000_000, media_type="image/png")
+
+    with served(Starlette(routes=[Route("/v1/x", answer, methods=["POST"])])) as url:
+        async with opened(tmp_path, one_operation({"operationId": "a"}), url) as tools:
+            described = json.loads(await tools["Library-a"].call(Context(), {}))
+    assert described.keys() == {"media_type", "note"}
+    assert re.fullmatch(r"too large to be shown: more than 3,\d{3},\d{3} bytes", described["note"])
+
+
+async def test_as_many_redirects_are_followed_as_the_error_says(tmp_path: Path) -> None:
+    """Five; the sixth is one too many."""
+
+    async def answer(request: Request) -> Response:
+        left = int(request.path_params["left"])
+        return Response(headers={"location": f"{left - 1}"}, status_code=307) if left else Response("here")
+
+    item = {"get": {"operationId": "a"}}
+    document = {"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": {"/{left}": item}}
+    with served(Starlette(routes=[Route("/v1/{left}", answer)])) as url:
+        async with opened(tmp_path, document, url) as tools:
+            assert await tools["Library-a"].call(Context(), {"left": 5}) == "here"
+            with pytest.raises(ToolFailed, match="redirected more than 5 times"):
+                await tools["Library-a"].call(Context(), {"left": 6})
 
 
 async def test_redirects_stay_within_the_origin(tmp_path: Path, server: str) -> None:

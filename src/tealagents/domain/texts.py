@@ -47,12 +47,14 @@ def check_user_id(value: object, field: str, *, empty: bool = False) -> None:
         raise InvalidRequest(field, "must not be empty")
 
 
-def bounded(text: str, limit: int = LIMIT) -> str:
-    """`text` made storable and cut at `limit` characters, with a note of its full length."""
+def bounded(text: str, limit: int = LIMIT, *, more: bool = False) -> str:
+    """`text` made storable and cut at `limit` characters, with a note of its full length; with `more`, the
+    full text is longer than `text`."""
     whole = len(text)
     if whole <= limit:
         return storable(text)
-    return f"{storable(text[:limit])}\n[Cut here: {limit:,} of {whole:,} characters are shown.]"
+    of = f"of {'more than ' if more else ''}{whole:,}"
+    return f"{storable(text[:limit])}\n[Cut here: {limit:,} {of} characters are shown.]"
 
 
 def short(text: str) -> str:

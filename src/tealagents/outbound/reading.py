@@ -58,12 +58,14 @@ class AnswerTooLarge(Unacceptable):
 
 
 class Fetched(NamedTuple):
-    """An answer that has been read completely."""
+    """An answer that has been read."""
 
     status: int
     reason: str
     headers: httpx2.Headers
     content: bytes
+    #: whether `content` is only the beginning, as the answer is too large
+    cut: bool = False
 
     @property
     def media_type(self) -> str:
@@ -180,7 +182,7 @@ async def fetch(
 
     With `cut`, the beginning of an answer that is too large is returned in place of the error.
     """
-    body = bytearray()
+    body, is_cut = bytearray(), False
     async with client.stream(method, url, **content) as response:
         try:
             async for chunk in response.aiter_raw():
@@ -188,7 +190,8 @@ async def fetch(
         except AnswerTooLarge:
             if not cut:
                 raise
-    return Fetched(response.status_code, response.reason_phrase, response.headers, bytes(body))
+            is_cut = True
+    return Fetched(response.status_code, response.reason_phrase, response.headers, bytes(body), is_cut)
 
 
 def json_object(content: bytes) -> Json | None:

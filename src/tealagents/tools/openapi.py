@@ -23,7 +23,7 @@ from tealagents.domain.texts import bounded
 from tealagents.outbound.addresses import is_http_url, same_origin, shown
 from tealagents.outbound.reading import BoundedClient, Fetched, Unsendable, fetch
 from tealagents.tools.errors import ToolsetError, may_be_done
-from tealagents.tools.naming import plugin_of, tool_names
+from tealagents.tools.naming import excerpt, plugin_of, tool_names
 from tealagents.tools.oauth_context import AuthorizedContext
 from tealagents.tools.oauth_tokens import TOKEN_SECONDS, in_time
 from tealagents.tools.openapi_document import ApiOperation, leaves_base, operations, server_of
@@ -45,6 +45,8 @@ DOCUMENT_TIMEOUT = 30.0
 #: methods that change nothing, so that a lost answer loses nothing
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _UNKNOWN = "Whether it was carried out is unknown; find out before it is repeated."
+#: seconds or a date
+_DELAY = re.compile(r"[\w ,:+-]{1,40}", re.ASCII)
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 _TEXTUAL = ("json", "xml", "yaml", "javascript", "x-www-form-urlencoded", "csv")
 
@@ -224,10 +226,10 @@ class ApiService:
     async def _sent(
         self, method: str, url: httpx2.URL, headers: httpx2.Headers, request: ApiRequest, place: str
     ) -> str:
-        for _ in range(MAX_REDIRECTS):
+        for _ in range(1 + MAX_REDIRECTS):
             answer = await fetch(self._client, method, url, cut=True, headers=headers, **request.body)
             if not _is_redirect(answer):
-                return _answer_text(answer, method, place)
+                return _answer_text(answer, method, url, place)
             url = _next(url, answer, method, place)
         raise ToolFailed(f"{place} was redirected more than {MAX_REDIRECTS} times.")
 
@@ -269,10 +271,11 @@ def _next(url: httpx2.URL, answer: Fetched, method: str, place: str) -> httpx2.U
     raise ToolFailed(f"{where} {_UNKNOWN}", unknown=True)  # many services redirect when they are done
 
 
-def _answer_text(answer: Fetched, method: str, place: str) -> str:
-    status, content = f"{answer.status} {answer.reason}".strip(), answer.content
+def _answer_text(answer: Fetched, method: str, url: httpx2.URL, place: str) -> str:
+    status, content = f"{answer.status} {answer.reason}".strip() + _hints(answer, url), answer.content
     if answer.status >= 300:
-        reason = bounded(content.decode(errors="replace"), MAX_REASON) if content else "no reason given"
+        given = content.decode(errors="replace") or "no reason given"
+        reason = bounded(given, MAX_REASON, more=answer.cut)
         said = f"{place} answered {status}: {reason}"
         redirected = answer.status < 400 and answer.status not in (307, 308)  # these want it repeated
         if method not in _SAFE and (redirected or may_be_done(answer.status, answer.headers)):
@@ -284,8 +287,24 @@ def _answer_text(answer: Fetched, method: str, place: str) -> str:
         return f"Done ({status}); the answer has no content."
     text = _decoded(content, answer.media_type, answer.charset)
     if text is None:
-        return described_bytes(content, answer.media_type or "application/octet-stream")
-    return bounded(text)
+        return described_bytes(content, answer.media_type or "application/octet-stream", more=answer.cut)
+    return bounded(text, more=answer.cut)
+
+
+def _hints(answer: Fetched, url: httpx2.URL) -> str:
+    """When to call again, and where what was created or accepted can be found, if within the origin."""
+    hints = ""
+    again = answer.headers.get("retry-after", "")
+    if _DELAY.fullmatch(again):
+        hints += f", Retry-After: {again}"
+    if answer.status in (201, 202) and "location" in answer.headers:
+        try:
+            place = str(url.join(answer.headers["location"]))
+        except httpx2.InvalidURL:
+            return hints
+        if same_origin(place, str(url)):
+            hints += f", Location: {excerpt(shown(place), MAX_REASON)}"
+    return hints
 
 
 def _decoded(content: bytes, media_type: str, charset: str) -> str | None:

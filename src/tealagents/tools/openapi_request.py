@@ -16,7 +16,7 @@ from tealagents.tools.naming import excerpt, suggestion
 from tealagents.tools.openapi_document import MEDIA_TYPE, ApiOperation, Parameter, RequestBody, is_json
 
 _JSON, _FORM, _MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
-_OCTETS = "application/octet-stream"
+_OCTETS, _NO_PARTS = "application/octet-stream", "multipart/form-data; boundary=none"
 _STEPS = re.compile(r"[/\\]")
 _PRINTABLE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
@@ -227,7 +227,9 @@ def _body(body: RequestBody | None, value: Any) -> tuple[str | None, dict[str, A
     if media_type == _FORM and isinstance(value, dict):
         return _FORM, {"content": _form(body, _present(value))}
     if media_type == _MULTIPART and isinstance(value, dict):
-        return None, {"files": _parts(body, _present(value))}
+        parts = _parts(body, _present(value))
+        # of no parts, the client would send neither a body nor its type
+        return (None, {"files": parts}) if parts else (_NO_PARTS, {"content": b"--none--\r\n"})
     if is_json(media_type):
         content_type = _JSON if media_type == "*/*" else body.media_type
         return content_type, {"content": json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")}

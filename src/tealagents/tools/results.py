@@ -100,10 +100,14 @@ def _binary(data: bytes) -> str:
         return described_bytes(data)
 
 
-def described_bytes(data: bytes, media_type: str = "application/octet-stream") -> str:
-    """A JSON object that describes binary data: media type, size, and base64 if within `BINARY_LIMIT`."""
+def described_bytes(data: bytes, media_type: str = "application/octet-stream", *, more: bool = False) -> str:
+    """A JSON object that describes binary data: media type, size, and base64 if within `BINARY_LIMIT`. With
+    `more`, `data` is only its beginning."""
     fields: dict[str, Any] = {"media_type": media_type, "size_bytes": len(data)}
-    if len(data) <= BINARY_LIMIT:
+    if more:
+        del fields["size_bytes"]
+        fields["note"] = f"too large to be shown: more than {len(data):,} bytes"
+    elif len(data) <= BINARY_LIMIT:
         fields["base64"] = base64.b64encode(data).decode()
     else:
         fields["note"] = "too large to be shown"
