@@ -122,6 +122,13 @@ class HostileServer:
 
     # --- the manners -----------------------------------------------------------------------------
 
+    async def _gzip(self, send: Send) -> None:
+        body = gzip_of_zeros(1024)
+        await send(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-encoding: gzip\r\n"
+            b"content-length: %d\r\n\r\n" % len(body) + body
+        )
+
     async def _nested_gzip(self, send: Send) -> None:
         body = gzipped(gzip_of_zeros(1024))
         await send(

@@ -1,23 +1,26 @@
 """Everything that reads bytes from outside, against a server that answers as no server should."""
 
 import ast
+import gzip
 import json
 import os
 import subprocess
 import sys
 import traceback
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 
 import httpx2
 import outbound_places
 import pytest
-from hostile_server import HostileServer
+from hostile_server import HostileServer, gzip_of_zeros
 from outbound_places import PLACES, Ending
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from tools_setup import served
 
@@ -27,7 +30,10 @@ from tealagents.outbound.reading import MAX_HEADERS, BoundedClient, Fetched, Una
 
 SOURCE = Path(tealagents.__file__).parent
 
+#: of the answers to the client itself, in bytes
+LIMIT = 400_000
 MANNERS = (
+    "gzip",
     "nested_gzip",
     "endless_body",
     "endless_error",
@@ -188,6 +194,61 @@ async def test_no_encoding_is_asked_for_whatever_the_caller_says() -> None:
     with served(Starlette(routes=[Route("/", note)])) as url:
         assert (await answered(url, headers={"accept-encoding": "gzip"})).content == b"fine"
     assert asked == ["identity"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "outcome"),
+    [
+        ("gzip", gzip.compress(b"fine" * 50_000), b"fine" * 50_000),
+        ("X-GZIP", gzip.compress(b"fine"), b"fine"),
+        ("deflate", zlib.compress(b"fine"), b"fine"),
+        ("gzip", b"", b""),
+        ("identity", b"fine", b"fine"),
+        ("gzip", gzip.compress(bytes(LIMIT)), bytes(LIMIT)),
+        ("gzip", gzip.compress(bytes(LIMIT + 1)), f"larger than {LIMIT:,} bytes"),
+        ("gzip", gzip.compress(Random(1).randbytes(LIMIT + 1)), f"larger than {LIMIT:,} bytes"),
+        # blocks that are empty: they never unpack to anything
+        ("gzip", gzip.compress(b"")[:10] + b"\0\0\0\xff\xff" * LIMIT, f"larger than {LIMIT:,} bytes"),
+        ("gzip", gzip_of_zeros(16), f"larger than {LIMIT:,} bytes"),
+        ("gzip", gzip.compress(b"fine")[:-1], "the compressed answer is incomplete"),
+        ("gzip", gzip.compress(b"fine") * 2, "more than one part"),
+        ("gzip", b"fine", "cannot be unpacked"),
+        ("gzip, gzip", gzip.compress(gzip.compress(b"fine")), "came in a content encoding"),
+        ("br", b"fine", "came in a content encoding"),
+    ],
+    ids=range(15),
+)
+async def test_an_answer_that_is_compressed_all_the_same_is_unpacked(
+    encoding: str, body: bytes, outcome: bytes | str
+) -> None:
+    """One layer, with the limit on the bytes before and after unpacking."""
+
+    async def packed(request: Request) -> Response:
+        return Response(body, headers={"content-encoding": encoding})
+
+    with served(Starlette(routes=[Route("/", packed)])) as url:
+        if isinstance(outcome, bytes):
+            answer = await answered(url, limit=LIMIT)
+            assert answer.content == outcome
+            async with BoundedClient(url, seconds=60) as client:  # a caller that reads it in another way
+                assert (await client.get(url)).content == outcome
+        else:
+            with pytest.raises(Unacceptable, match=outcome):
+                await answered(url, limit=LIMIT)
+
+
+async def test_the_beginning_of_a_compressed_answer_is_what_it_unpacks_to() -> None:
+    """Even if it unpacks to a thousand times its size."""
+
+    async def packed(request: Request) -> Response:
+        return Response(gzip_of_zeros(16), headers={"content-encoding": "gzip"})
+
+    with served(Starlette(routes=[Route("/", packed)])) as url:
+        async with BoundedClient(url, seconds=60, limit=LIMIT) as client:
+            answer = await fetch(client, "GET", url, cut=True)
+    assert answer.cut
+    assert LIMIT - 65_536 <= len(answer.content) <= LIMIT
+    assert not any(answer.content)
 
 
 @pytest.mark.parametrize("value", ["a canary\nof two lines", " canary", "canary "])

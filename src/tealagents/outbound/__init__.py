@@ -2,7 +2,7 @@
 
 =============  =======================================================================================
 `addresses`    which addresses are this machine's, which are public, and where a proxy is in between
-`reading`      HTTP clients with limits on the bytes, headers and time of answers, and no decompression
+`reading`      HTTP clients with limits on the bytes, headers and time of answers
 =============  =======================================================================================
 
 For the adapters (`llm`, `auth`, `tools`), which never import each other. Imports nothing of the project but

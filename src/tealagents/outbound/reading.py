@@ -1,10 +1,11 @@
-"""HTTP clients with bounded answers: limits on bytes, headers and time, and no decompression.
+"""HTTP clients with bounded answers: limits on bytes, headers and time.
 
 Every answer, whatever its status and type:
 
-- is requested uncompressed (`Accept-Encoding: identity`), and refused in any other encoding: 3 KB of gzip
+- is requested uncompressed (`Accept-Encoding: identity`). Some services compress all the same: one layer of
+  gzip or deflate is unpacked as it is counted. Other encodings, and layers of them, are refused: 3 KB of gzip
   within gzip can expand to gigabytes;
-- is counted as it arrives, and abandoned beyond `limit` bytes, or after `seconds`;
+- is counted as it arrives and as it is unpacked, and abandoned beyond `limit` bytes, or after `seconds`;
 - may have at most `MAX_HEADERS` bytes of headers;
 - comes from the requested server: no redirect is followed. Loopback is called without a proxy.
 """
@@ -13,7 +14,8 @@ import asyncio
 import codecs
 import re
 import ssl
-from collections.abc import AsyncIterator, Iterable
+import zlib
+from collections.abc import AsyncIterator, Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -141,9 +143,10 @@ class BoundedClient(httpx2.AsyncClient):
                 "a header of the request contains a character that cannot be sent, such as a line break"
             ) from None
         try:
-            _check(response)
-            if not (self._streams and is_stream(response)):
-                response.stream = _CountedBody(response.stream, self._limit, due, self._seconds)
+            counted = not (self._streams and is_stream(response))
+            packed = _check(response, may_be_packed=counted)
+            if counted:
+                response.stream = _CountedBody(response.stream, self._limit, due, self._seconds, packed)
             if not stream:
                 await response.aread()
         except BaseException:
@@ -211,10 +214,23 @@ def _tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-def _check(response: httpx2.Response) -> None:
-    reason = refusal(response.headers.raw, response.headers.get_list("content-encoding"))
+def _check(response: httpx2.Response, *, may_be_packed: bool) -> bool:
+    """Whether the answer has to be unpacked; its headers then no longer say so. `Unacceptable` for one that
+    must not be read."""
+    encodings = response.headers.get_list("content-encoding", split_commas=True)
+    packed = may_be_packed and [one.lower() for one in encodings] in _UNPACKED
+    reason = refusal(response.headers.raw, () if packed else encodings)
     if reason is not None:
         raise Unacceptable(reason)
+    if packed:
+        del response.headers["content-encoding"]  # else `httpx2` would unpack it again
+        response.headers.pop("content-length", None)
+    return packed
+
+
+_UNPACKED = (["gzip"], ["x-gzip"], ["deflate"])
+#: most bytes that are unpacked at once
+_PIECE = 65_536
 
 
 def is_stream(response: httpx2.Response) -> bool:
@@ -228,30 +244,53 @@ def _too_slow(seconds: float) -> Unacceptable:
 
 
 class _CountedBody(httpx2.AsyncByteStream):
-    """A body that raises `AnswerTooLarge` beyond `limit` bytes, and `Unacceptable` after `due` (loop
-    time)."""
+    """A body that raises `AnswerTooLarge` beyond `limit` bytes, and `Unacceptable` after `due` (loop time).
+    If it is `packed`, the bytes before and after unpacking count."""
 
-    def __init__(self, body: Any, limit: int, due: float, seconds: float) -> None:
+    def __init__(self, body: Any, limit: int, due: float, seconds: float, packed: bool) -> None:
         self._body: httpx2.AsyncByteStream = body
         self._limit = limit
         self._due = due
         self._seconds = seconds
+        #: detects gzip and deflate by their headers
+        self._unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32) if packed else None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
+        received = size = 0
         chunks = aiter(self._body)
         while True:
             try:
                 async with asyncio.timeout_at(self._due):
                     chunk = await anext(chunks)
             except StopAsyncIteration:
+                if received and self._unpacking and not self._unpacking.eof:
+                    raise Unacceptable("the compressed answer is incomplete") from None
                 return
             except TimeoutError:
                 raise _too_slow(self._seconds) from None
-            size += len(chunk)
-            if size > self._limit:
-                raise AnswerTooLarge(f"the answer is larger than {self._limit:,} bytes")
+            received += len(chunk)
+            for piece in self._pieces(chunk):
+                size += len(piece)
+                if max(size, received) > self._limit:
+                    raise AnswerTooLarge(f"the answer is larger than {self._limit:,} bytes")
+                yield piece
+
+    def _pieces(self, chunk: bytes) -> Iterator[bytes]:
+        """The chunk, or what it unpacks to: at least one piece, each of at most `_PIECE` bytes."""
+        if self._unpacking is None:
             yield chunk
+            return
+        piece = None
+        # a full piece may have left some output within zlib, after all input is consumed
+        while piece is None or chunk or len(piece) == _PIECE:
+            try:
+                piece = self._unpacking.decompress(chunk, _PIECE)
+            except zlib.error:
+                raise Unacceptable("the compressed answer cannot be unpacked") from None
+            if self._unpacking.unused_data:
+                raise Unacceptable("the compressed answer has more than one part")
+            chunk = self._unpacking.unconsumed_tail
+            yield piece
 
     async def aclose(self) -> None:
         await self._body.aclose()
