@@ -1185,6 +1185,42 @@ async def test_server_of_the_document_is_used_where_none_is_configured(tmp_path:
             pass
 
 
+@pytest.mark.parametrize(
+    ("servers", "options", "warned"),
+    [
+        ([{"url": "https://files.example?k=s3cret"}], {}, "upload (https://files.example)"),
+        ([{"url": "/v2"}], {}, "upload (/v2)"),
+        ([{"url": "http://["}], {}, "upload (http://[)"),
+        # the server in use, one of the document's, none
+        ([{"url": "https://elsewhere.example"}, {"url": "/v1/"}], {}, None),
+        ([{"url": "https://{region}.example", "variables": {"region": {"default": "eu"}}}], {}, None),
+        ([], {}, None),
+        (5, {}, None),
+        # the operator chose the server for what is in the entry
+        ([{"url": "https://files.example"}], {"operations": ["upload"]}, None),
+    ],
+)
+@pytest.mark.parametrize("level", ["path", "operation"])
+async def test_operations_of_other_servers_are_named_at_start(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    level: str,
+    servers: Any,
+    options: Json,
+    warned: str | None,
+) -> None:
+    """Requests go to the one server all the same."""
+    document = one_operation({"operationId": "upload"})
+    item = document["paths"]["/x"]
+    (item if level == "path" else item["post"])["servers"] = servers
+    document["paths"]["/y"] = {"get": {"operationId": "look"}}
+    document["servers"] = [{"url": "https://us.example"}, {"url": "https://eu.example"}]
+    async with opened(tmp_path, document, "http://127.0.0.1:1", **options):
+        pass
+    said = f"names other servers for {warned}, and requests go to http://127.0.0.1:1/v1 all the same."
+    assert (said in caplog.text) if warned else caplog.text == ""
+
+
 @pytest.mark.parametrize("wrong", ["?key=s3cret", "#part", ":99999/", ":x/", ":0/"])
 async def test_servers_that_no_path_can_be_appended_to_are_refused_at_start(
     tmp_path: Path, wrong: str

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Self
+from urllib.parse import urljoin
 
 import httpx2
 
@@ -23,7 +24,7 @@ from tealagents.domain.texts import bounded
 from tealagents.outbound.addresses import is_http_url, same_origin, shown
 from tealagents.outbound.reading import BoundedClient, Fetched, Unsendable, fetch
 from tealagents.tools.errors import ToolsetError, may_be_done
-from tealagents.tools.naming import excerpt, plugin_of, tool_names
+from tealagents.tools.naming import excerpt, listed, plugin_of, tool_names
 from tealagents.tools.oauth_context import AuthorizedContext
 from tealagents.tools.oauth_tokens import TOKEN_SECONDS, in_time
 from tealagents.tools.openapi_document import ApiOperation, leaves_base, operations, server_of
@@ -88,6 +89,7 @@ class OpenAPIPlugin:
             operations, document, where, self._options.operations, self._options.headers
         )
         server = _server(self._options, document, where, secret=self._secret)
+        _warn_of_other_servers(self._options, chosen, server, where)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(_client(self._options, server))
             service = ApiService(self._options, server, client, self._trace_headers)
@@ -298,13 +300,18 @@ def _hints(answer: Fetched, url: httpx2.URL) -> str:
     if _DELAY.fullmatch(again):
         hints += f", Retry-After: {again}"
     if answer.status in (201, 202) and "location" in answer.headers:
-        try:
-            place = str(url.join(answer.headers["location"]))
-        except httpx2.InvalidURL:
-            return hints
+        place = _joined(str(url), answer.headers["location"])
         if same_origin(place, str(url)):
             hints += f", Location: {excerpt(shown(place), MAX_REASON)}"
     return hints
+
+
+def _joined(base: str, url: str) -> str:
+    """The absolute form of a URL that may be relative to the base; a malformed one as it is."""
+    try:
+        return urljoin(base, url)
+    except ValueError:
+        return url
 
 
 def _decoded(content: bytes, media_type: str, charset: str) -> str | None:
@@ -344,6 +351,27 @@ def _server(options: RemotePluginOptions, document: Json, where: str, *, secret:
     elif secret:
         raise ToolsetError(f"{where} must not choose who is sent credentials. Set server_url.")
     return _base(named)
+
+
+def _warn_of_other_servers(
+    options: RemotePluginOptions, chosen: Sequence[ApiOperation], server: str, where: str
+) -> None:
+    """Warns of operations that belong to another server than requests go to."""
+    if options.server_url is not None and len({one.servers for one in chosen}) == 1:
+        return  # the operator chose a server for these
+    others = [
+        f"{one.function} ({shown(one.servers[0])})"
+        for one in chosen
+        if one.servers and server not in [_joined(f"{server}/", url).rstrip("/") for url in one.servers]
+    ]
+    if others:
+        logger.warning(
+            "%s names other servers for %s, and requests go to %s all the same. Put the operations of each "
+            "server in an entry of its own, with server_url.",
+            where,
+            listed(others),
+            shown(server),
+        )
 
 
 def _base(url: str) -> str:

@@ -98,6 +98,8 @@ class ApiOperation:
     body: RequestBody | None
     #: JSON Schema of the tool's arguments
     schema: Json
+    #: URLs of servers that the document names for it or its path, none of which is the document's
+    servers: tuple[str, ...] = ()
 
 
 class _DocumentPart(BaseModel):
@@ -170,11 +172,19 @@ class _Operation(_DocumentPart):
 
 def server_of(document: Json, where: str) -> str | None:
     """The document's first server, its variables set to their defaults; None if it is no absolute URL."""
-    server, *_ = _checked(_Servers, document, where).servers or [_Server()]
-    url = server.url
-    for name, variable in (server.variables or {}).items():
-        url = url.replace("{" + name + "}", str(variable.default))
+    url, *_ = _urls(_checked(_Servers, document, where)) or ("",)
     return url if url.startswith(("http://", "https://")) else None
+
+
+def _urls(part: _Servers) -> tuple[str, ...]:
+    """The URLs of servers, their variables set to their defaults."""
+    urls = []
+    for server in part.servers or ():
+        url = server.url
+        for name, variable in (server.variables or {}).items():
+            url = url.replace("{" + name + "}", str(variable.default))
+        urls.append(url)
+    return tuple(urls)
 
 
 class _Place(NamedTuple):
@@ -296,7 +306,18 @@ def _operation(
         parameters=tuple(arguments.parameters),
         body=arguments.body,
         schema=arguments.schema(),
+        servers=_own_servers(document, place),
     )
+
+
+def _own_servers(document: Json, place: _Place) -> tuple[str, ...]:
+    try:
+        own = _urls(_Servers.model_validate(place.item[place.method]))
+        own = own or _urls(_Servers.model_validate(place.item))
+        shared = _urls(_Servers.model_validate(document))
+    except ValidationError:  # they are not called, so a flaw in them does no harm
+        return ()
+    return () if set(own) & set(shared) else own
 
 
 def _undeclared(path: str, parameters: Sequence[_DocumentParameter]) -> list[_DocumentParameter]:
