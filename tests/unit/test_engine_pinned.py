@@ -1,14 +1,18 @@
 """An approval is given for a tool as it was shown: what has changed since then is asked about again."""
 
+import asyncio
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
 import pytest
 from engine_setup import ADA, Function, Process, Scripted, Tools, calls, noting, process, says
 from msgspec.structs import replace
 from oauth_setup import CALLBACK, Provider, SecretStore, protected, visited
+from tools_setup import FIXTURES
 
-from tealagents.domain.errors import CorruptState, NeedsAuthorization
+from tealagents.domain.errors import CorruptState, NeedsAuthorization, ToolFailed
 from tealagents.domain.ids import operation_id
 from tealagents.domain.models import Approval, Deferred, Json, RequestRecord, ToolCall, User
 from tealagents.domain.ports import Commit, Governance, Put, Tool, ToolContext, ToolSpec
@@ -106,7 +110,7 @@ async def test_a_tool_that_stayed_as_it_was_runs() -> None:
 
 
 def test_the_digest_is_of_what_is_approved() -> None:
-    """The name, the description, the arguments, the governance and the authorization: in any order."""
+    """The names, the description, the arguments, the governance and the authorization: in any order."""
     spec = ToolSpec(
         name="A-b", description="d", parameters={"a": 1, "b": {"c": 2, "d": 3}}, governance=Governance()
     )
@@ -118,6 +122,7 @@ def test_the_digest_is_of_what_is_approved() -> None:
         replace(spec, governance=Governance(requires_hitl=True)),
         replace(spec, governance=Governance(data_sensitivity="sensitive")),
         replace(spec, auth={"auth_server": "https://x"}),
+        replace(spec, function="b"),
     ]
     assert digest_of_tool(spec) == digest_of_tool(same)
     assert len({digest_of_tool(one) for one in (spec, *others)}) == 1 + len(others)
@@ -166,6 +171,26 @@ async def test_a_listing_that_was_lost_is_asked_for_before_an_approved_call() ->
             assert (result.output, result.is_error) == ("the notes of Ada", False)
             other = replace(pinned, pinned="0" * 64)
             assert await box.current().call(other, context()) == Deferred(other, None, changed=True)
+
+
+async def test_a_tool_that_a_server_has_renamed_is_another_one(tmp_path: Path) -> None:
+    """Also where the model knows both by one name: an approved call of `get.item` never runs `get/item`."""
+    arguments = [str(FIXTURES / "odd_server.py"), str(tmp_path), "careless"]
+    options = MCPServerOptions(name="odd", command=sys.executable, args=tuple(arguments))
+    notified, call = asyncio.Event(), ToolCall("c1", "odd-get_item", "{}")
+    async with MCPServer(options, changed=notified.set) as server:
+        box = boxed(GovernedToolset(server, None, None))
+        shown, earlier = box.pinned(call), box.find(call.tool)
+        assert earlier is not None
+        await server.call(context(), "odd-rename", {})
+        await asyncio.wait_for(notified.wait(), 60)
+        box.reload()
+        assert await box.call(shown, context()) == Deferred(shown, None, changed=True)
+        # a server may list other tools while an approved call waits for its session
+        with pytest.raises(ToolFailed, match="There is no tool 'odd-get_item'"):
+            await earlier.call(context(), {})
+        assert isinstance(await box.call(box.pinned(call), context()), ToolOutput)
+    assert (tmp_path / "calls").read_text() == "rename\nget/item\n"
 
 
 class Relisting:

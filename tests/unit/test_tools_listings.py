@@ -133,7 +133,7 @@ async def test_own_tools_are_governed_as_all_others() -> None:
             assert hidden.spec.governance.requires_hitl is True
 
 
-async def never(context: ToolContext, name: str, arguments: object) -> str:
+async def never(context: ToolContext, name: str, arguments: object, function: str) -> str:
     raise AssertionError(name)
 
 

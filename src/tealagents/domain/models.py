@@ -162,6 +162,8 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     waits: float = 0
     #: the prefix of `name` that names the plugin; empty: the part before the first hyphen
     plugin: str = ""
+    #: the server's own name of the tool, from which `name` is made; empty: there is none
+    function: str = ""
 
 
 class ClientTool(Struct, frozen=True):

@@ -167,8 +167,9 @@ class _Brought:
 
 
 def digest_of_tool(spec: ToolSpec) -> str:
-    """SHA-256 of what an approval covers: the tool's name, description, parameters, governance and auth."""
-    said = (spec.name, spec.description, spec.parameters, bare(spec).governance, spec.auth)
+    """SHA-256 of what an approval covers: the tool's names, description, parameters, governance and auth."""
+    names = (spec.name, spec.function)
+    said = (names, spec.description, spec.parameters, bare(spec).governance, spec.auth)
     return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
 
 

@@ -168,10 +168,11 @@ class MCPServer:
 
     # --- calls ---
 
-    async def call(self, context: ToolContext, name: str, arguments: Json) -> str:
-        """The text that the model is sent for a call of the tool `name`."""
+    async def call(self, context: ToolContext, name: str, arguments: Json, function: str = "") -> str:
+        """The text that the model is sent for a call of the tool `name`. If `function` is given, only the
+        tool of this name at the server is called: its listing may have changed since."""
         try:
-            result = await self._called(context, name, arguments)
+            result = await self._called(context, name, arguments, function)
         except Unreachable as error:
             raise ToolFailed(f"{self.options.name} cannot be reached: {error}. Nothing was done.") from error
         except MCPError as error:
@@ -202,10 +203,12 @@ class MCPServer:
         lines = [f"- {tool.spec.name}: {tool.spec.description.partition(chr(10))[0]}" for tool in tools]
         return bounded("Connected. These tools can be called now:\n" + "\n".join(lines))
 
-    async def _called(self, context: ToolContext, name: str, arguments: Json) -> types.CallToolResult:
+    async def _called(
+        self, context: ToolContext, name: str, arguments: Json, function: str
+    ) -> types.CallToolResult:
         if self._shared is not None and self._challenge is None:
             try:
-                return await self._shared.call(self._function(name, self._listing), arguments)
+                return await self._shared.call(self._function(name, function, self._listing), arguments)
             except MCPError as error:
                 if error.code != UNAUTHORIZED or not self._can_ask():
                     raise
@@ -213,7 +216,7 @@ class MCPServer:
 
         async def called(connection: MCPConnection) -> types.CallToolResult:
             listing = self._own.get(user_key_of(context))
-            return await connection.call(self._function(name, listing), arguments)
+            return await connection.call(self._function(name, function, listing), arguments)
 
         return await self._for_user(context, called)
 
@@ -245,9 +248,9 @@ class MCPServer:
             self._own.move_to_end(user_key)
         return connection
 
-    def _function(self, name: str, listing: Listing | None) -> str:
+    def _function(self, name: str, function: str, listing: Listing | None) -> str:
         functions = listing.functions if listing is not None else {}
-        if name not in functions:
+        if name not in functions or function not in ("", functions[name]):
             there = ", ".join(functions) or "none"
             raise ToolFailed(f"There is no tool {name!r} (any more); {self.options.name} has: {there}.")
         return functions[name]

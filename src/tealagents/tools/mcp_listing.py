@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import mcp_types as types
+from msgspec.structs import replace
 
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
@@ -39,21 +40,21 @@ class MCPTool:
         self,
         spec: ToolSpec,
         override: GovernanceOverride | None,
-        call: Callable[[ToolContext, str, Json], Awaitable[str]],
+        call: Callable[[ToolContext, str, Json, str], Awaitable[str]],
     ) -> None:
         self.spec = spec
         self.override = override
         self._call = call
 
     async def call(self, context: ToolContext, arguments: Json) -> str:
-        return await self._call(context, self.spec.name, arguments)
+        return await self._call(context, self.spec.name, arguments, self.spec.function)
 
 
 class UnlistedTool(MCPTool):
     """A placeholder for a tool that its server has not listed for the owner yet; the tool may not exist."""
 
     def __init__(self, tool: MCPTool, connect: Callable[[ToolContext], Awaitable[str]]) -> None:
-        super().__init__(tool.spec, tool.override, tool._call)
+        super().__init__(replace(tool.spec, function=""), tool.override, tool._call)
         self._connect = connect
 
     async def list_for(self, context: ToolContext) -> None:
@@ -79,7 +80,7 @@ class Lister:
     def __init__(
         self,
         options: MCPServerOptions,
-        call: Callable[[ToolContext, str, Json], Awaitable[str]],
+        call: Callable[[ToolContext, str, Json, str], Awaitable[str]],
         connect: Callable[[ToolContext], Awaitable[str]],
     ) -> None:
         self._options = options
@@ -95,8 +96,7 @@ class Lister:
         names = tool_names(self._options.name, functions)
         tools = tuple(self._tool(tool, name) for name, tool in zip(names, listed, strict=True))
         if before is not None:
-            same = [tool.spec for tool in before.tools] == [tool.spec for tool in tools]
-            if same and list(before.functions.values()) == functions:
+            if [tool.spec for tool in before.tools] == [tool.spec for tool in tools]:
                 return before._replace(digest=digest)
             self._warn_of_loosened(before, tools)
         return Listing(digest, dict(zip(names, functions, strict=True)), tools)
@@ -158,6 +158,7 @@ class Lister:
             bounded(tool.description or tool.title or "", MAX_DESCRIPTION),
             self._parameters(tool.input_schema, name),
             override.over(governance) if override else governance,
+            tool.name,
         )
         return MCPTool(spec, override, self._call)
 
@@ -172,7 +173,9 @@ class Lister:
         )
         return _ANY_OBJECT
 
-    def _spec(self, name: str, description: str, parameters: Json, governance: Governance) -> ToolSpec:
+    def _spec(
+        self, name: str, description: str, parameters: Json, governance: Governance, function: str = ""
+    ) -> ToolSpec:
         token = TOKEN_SECONDS if self._options.transport == "http" else 0
         return ToolSpec(
             name=name,
@@ -183,6 +186,7 @@ class Lister:
             timeout=self._options.call_seconds,
             waits=token + self._options.timeout + 1,
             plugin=plugin_of(self._options.name),
+            function=function,
         )
 
     def _auth(self) -> Json | None:
