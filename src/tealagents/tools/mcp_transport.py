@@ -353,7 +353,7 @@ def _reason(error: Exception) -> str:
 async def stdio_transport(
     options: MCPServerOptions, last_words: deque[str]
 ) -> AsyncGenerator[TransportStreams]:
-    """Starts the command with a minimal environment, and ends it with all its children.
+    """Starts the command with a minimal environment, and ends it with its process group.
 
     Its standard error is logged at debug. The last lines are in `last_words`, which is complete once this
     context is left.

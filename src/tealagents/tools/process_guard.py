@@ -1,8 +1,8 @@
-"""Runs a command, bounds its output, and ends it, with all its children, once the service is gone.
+"""Runs a command, bounds its output, and ends it, with its process group, once the service is gone.
 
 A child outlives a parent that is killed, not every server ends when its standard input does, and a line
 without an end would fill its reader's memory. So the service starts `python process_guard.py LIMIT MARKS
-COMMAND …`, which makes itself a process group of its own.
+COMMAND …`, which makes itself a process group of its own. A child that leaves this group is not ended.
 
 - The command inherits standard input and standard error. Its output passes through here.
 - A line of more than LIMIT bytes, or with more than MARKS of the characters `,`, `[` and `{` (which bound the
