@@ -1285,7 +1285,9 @@ async def test_a_stream_with_the_answer_of_a_call_breaks_for_the_call(
 
 async def test_an_answer_over_http_may_begin_later_than_timeout() -> None:
     """A tool may work as long as an answer may be silent, or a call take, before the first byte."""
-    for given, read in (({}, 300), ({"request_timeout": 900}, 900), ({"sse_read_timeout": 20}, 20)):
+    both = {"request_timeout": 900, "sse_read_timeout": 20}
+    one = (({"request_timeout": 900}, 900), ({"sse_read_timeout": 20}, 20))
+    for given, read in (({}, 300), *one, (both, 20)):
         options = MCPServerOptions.model_validate({"name": "web", "url": "http://x", "timeout": 1, **given})
         async with ReportingClient(options, BearerToken(), lambda: None) as client:
             assert (client.timeout.connect, client.timeout.read) == (1, read)

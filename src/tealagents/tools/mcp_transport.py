@@ -115,7 +115,9 @@ class ReportingClient(BoundedClient):
     """
 
     def __init__(self, options: MCPServerOptions, bearer: BearerToken, listening: Callable[[], None]) -> None:
-        read = max(options.sse_read_timeout, options.request_timeout or 0)
+        read = options.sse_read_timeout
+        if "sse_read_timeout" not in options.model_fields_set:
+            read = max(read, options.request_timeout or 0)
         super().__init__(
             options.url or "",
             seconds=read,

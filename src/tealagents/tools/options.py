@@ -66,7 +66,8 @@ class MCPServerOptions(Options):
     timeout: Seconds = 30
     """Seconds to start or connect, to list the tools, and for a call to wait for a session."""
     sse_read_timeout: Seconds = 300
-    """Seconds of silence within an answer after which the call fails."""
+    """Seconds of silence within an answer after which the call fails. If omitted, `request_timeout` if
+    that is longer."""
     request_timeout: Seconds | None = None
     """Seconds for one tool call. If omitted, `limits.tool_timeout_seconds`."""
     verify_ssl: Flag = True
