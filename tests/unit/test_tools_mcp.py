@@ -450,14 +450,15 @@ class Listed:
     server_capabilities = types.ServerCapabilities(tools=types.ToolsCapability())
     session = SimpleNamespace(_absorb_tool_listing=lambda result, complete: result)
 
-    def __init__(self, *pages: list[types.Tool]) -> None:
+    def __init__(self, *pages: list[types.Tool], last: str | None = None) -> None:
         self.pages = pages
+        self.last = last
         self.asked = 0
 
     async def list_tools(self, *, cursor: str | None = None) -> types.ListToolsResult:
         self.asked += 1
         number = int(cursor or 0)
-        more = str(number + 1) if number + 1 < len(self.pages) else None
+        more = str(number + 1) if number + 1 < len(self.pages) else self.last
         return types.ListToolsResult(tools=self.pages[number], next_cursor=more)
 
 
@@ -475,6 +476,16 @@ async def test_a_listing_is_bounded_over_all_its_pages(
     assert [tool.name for tool in await fetch_tools(client)] == [f"t{n}" for n in range(10)]
     assert client.asked == 11
     assert "the rest is left out" in caplog.text
+
+
+@pytest.mark.parametrize(("last", "warned"), [("", False), ("1", True)], ids=["empty", "repeated"])
+async def test_a_listing_ends_at_a_cursor_that_leads_nowhere(
+    last: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    client: Any = Listed([described("a")], [described("b")], last=last)
+    assert [tool.name for tool in await fetch_tools(client)] == ["a", "b"]
+    assert client.asked == 2
+    assert ("200 pages, or a page twice; the rest is left out" in caplog.text) is warned
 
 
 async def test_tools_that_are_left_out_count_as_well() -> None:
@@ -795,12 +806,37 @@ async def test_silent_server_is_given_up(tmp_path: Path) -> None:
     """A server that never answers holds the start up no longer than `timeout`, and is ended."""
     options = {**odd(tmp_path, "silent"), "protocol_version": "2025-11-25"}
     for seconds in (0.3, 3, 60):
-        with pytest.raises(ToolsetError, match="cannot be used: Request 'initialize' timed out"):
+        with pytest.raises(ToolsetError, match="cannot be used: there is no session within"):
             async with opened(**options, timeout=seconds):
                 pass
         if (tmp_path / "processes").exists():  # it has come as far as to say who it is
             break
     assert not any(is_running(int(pid)) for pid in lines(tmp_path, "processes"))
+
+
+async def test_listing_takes_no_longer_than_timeout(tmp_path: Path) -> None:
+    """All pages together: each of them comes in time, and there is no last one."""
+    with pytest.raises(ToolsetError, match="cannot be used: Request 'tools/list' timed out"):
+        async with opened(**odd(tmp_path, "paging"), timeout=5):
+            pass
+
+
+async def test_a_server_that_does_not_answer_the_question_for_its_versions_is_used(tmp_path: Path) -> None:
+    """Waiting for that answer leaves time for `initialize`, however short `timeout` is."""
+    async with opened(**odd(tmp_path, "mute"), **TRUSTED, timeout=4) as server:
+        assert await call(server, "echo") == "{}"
+
+
+async def test_a_server_that_ends_at_the_question_for_its_versions_is_not_asked_again(
+    tmp_path: Path,
+) -> None:
+    """It is started again, and only asked to `initialize`; so it is after it has died."""
+    async with opened(**odd(tmp_path, "strict"), **TRUSTED) as server:
+        assert len(lines(tmp_path, "processes")) == 2
+        with pytest.raises(ToolFailed, match="gave no answer: Connection closed"):
+            await call(server, "die")
+        assert await call(server, "echo") == "{}"
+        assert len(lines(tmp_path, "processes")) == 3
 
 
 @pytest.mark.parametrize(

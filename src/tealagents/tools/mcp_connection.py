@@ -7,19 +7,19 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
 import mcp_types as types
-from mcp.client import Client, IncomingMessage
+from mcp.client import Client, ClientSession, IncomingMessage
 from mcp.client._transport import ReadStream, TransportStreams
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
-from mcp_types import CONNECTION_CLOSED, PARSE_ERROR, URL_ELICITATION_REQUIRED
+from mcp_types import CONNECTION_CLOSED, PARSE_ERROR, REQUEST_TIMEOUT, URL_ELICITATION_REQUIRED
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
@@ -57,6 +57,10 @@ LAST_WORDS = 8
 
 class Unreachable(Exception):
     """There is no session, so the call was not made. The text says why."""
+
+
+class ClosedAtProbe(Exception):
+    """The child process ended when it was asked for its protocol versions, before `initialize`."""
 
 
 class Signals:
@@ -202,14 +206,17 @@ class MCPConnection:
 
     async def _run(self, started: "asyncio.Future[None]") -> None:
         with self._scope:
-            pause = FIRST_PAUSE
+            pause, is_legacy = FIRST_PAUSE, False
             while True:
                 begun, token = time.monotonic(), self.bearer.token
                 try:
-                    await self._live(started)
+                    await self._live(started, is_legacy)
                     self._failure = Unreachable("the session was lost")
                 except Exception as error:  # noqa: BLE001 - the SDK's groups of errors of all kinds
                     self._failure = cause(error)
+                    is_legacy = isinstance(self._failure, ClosedAtProbe)
+                    if is_legacy:
+                        continue  # some servers end at any request before `initialize`
                     if not started.done():
                         started.set_exception(self._explained_at_start(self._failure))
                         return
@@ -226,12 +233,12 @@ class MCPConnection:
                 await anyio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
 
-    async def _live(self, started: "asyncio.Future[None]") -> None:
-        """One session, from connecting to its loss."""
+    async def _live(self, started: "asyncio.Future[None]", is_legacy: bool) -> None:
+        """One session, from connecting to its loss; if `is_legacy`, without asking for protocol versions."""
         self._signals = Signals()
-        client = Client(
+        client = _TimedClient(
             _watched(self._transport(), self._lose),
-            mode=_mode(self._options),
+            mode="legacy" if is_legacy else _mode(self._options),
             read_timeout_seconds=self._options.timeout,
             client_info=types.Implementation(name="tealagents", version=__version__),
             message_handler=self._on_message,
@@ -244,7 +251,7 @@ class MCPConnection:
             if client.protocol_version in MODERN_PROTOCOL_VERSIONS:
                 asked = partial(_asked_for_input, client.session.dispatch_input_request)
                 client.session.dispatch_input_request = asked  # type: ignore[method-assign]
-            self._on_listing(await fetch_tools(client))
+            self._on_listing(await self._listed(client))
             self._client = client
             self._up.set()
             if not started.done():
@@ -287,13 +294,20 @@ class MCPConnection:
             if differs or (ended - begun) * 5 > pause:
                 pause = min(pause * 2, LONGEST_PAUSE)
 
+    async def _listed(self, client: Client) -> list[types.Tool]:
+        try:
+            async with asyncio.timeout(self._options.timeout):
+                return await fetch_tools(client)
+        except TimeoutError:  # of all pages together
+            raise MCPError(REQUEST_TIMEOUT, "Request 'tools/list' timed out") from None
+
     async def _refresh(self, client: Client) -> bool:
         """Fetches and applies the new listing; returns whether it may differ from the last one.
 
         If the listing fails, running calls continue, unless the session is lost.
         """
         try:
-            return self._on_listing(await fetch_tools(client))
+            return self._on_listing(await self._listed(client))
         except MCPError as error:
             if error.code in (CONNECTION_CLOSED, SESSION_LOST):
                 self._lose()
@@ -341,6 +355,40 @@ class MCPConnection:
     def _last_output(self) -> str:
         """The last lines of a child process's standard error, which usually say why it ended; "" if none."""
         return ". Its last output:\n" + "\n".join(self._last_words) if self._last_words else ""
+
+
+class _TimedClient(Client):
+    """A client that is entered within `read_timeout_seconds`, whatever the SDK does meanwhile."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            async with asyncio.timeout(self.read_timeout_seconds):
+                await super().__aenter__()
+        except TimeoutError:
+            raise Unreachable(f"there is no session within {self.read_timeout_seconds:g} s") from None
+        return self
+
+    async def _build_session(self, exit_stack: AsyncExitStack) -> ClientSession:
+        session = await super()._build_session(exit_stack)
+        probe = partial(_probed, session.send_discover, (self.read_timeout_seconds or _NO_LIMIT) / 2)
+        session.send_discover = probe  # type: ignore[method-assign]
+        return session
+
+
+async def _probed(
+    probe: Callable[[str], Awaitable[dict[str, Any]]], seconds: float, version: str
+) -> dict[str, Any]:
+    """Asks for the server's protocol versions, and leaves time for `initialize`: many servers give no
+    answer."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await probe(version)
+    except TimeoutError:
+        raise MCPError(REQUEST_TIMEOUT, "there is no answer to server/discover") from None
+    except MCPError as error:
+        if error.code == CONNECTION_CLOSED and error.message == "Connection closed":
+            raise ClosedAtProbe(error.message) from error
+        raise
 
 
 @asynccontextmanager
@@ -444,16 +492,20 @@ async def fetch_tools(client: Client) -> list[types.Tool]:
         return []
     taken = _Taken()
     cursor: str | None = None
+    asked: set[str] = set()
     for _ in range(MAX_PAGES):
         page = await client.list_tools(cursor=cursor)
         is_whole = all(map(taken.take, page.tools))
-        cursor = page.next_cursor
-        if cursor is None or not is_whole:
+        cursor = page.next_cursor or None  # some servers end a listing with an empty cursor
+        if cursor is None or cursor in asked or not is_whole:
             break
+        asked.add(cursor)
     if cursor is not None or not is_whole:
-        most = (MAX_TOOLS, MAX_LISTING, MAX_VALUES)
+        most = (MAX_TOOLS, MAX_LISTING, MAX_VALUES, MAX_PAGES)
         logger.warning(
-            "an MCP server lists more than %d tools, %d characters or %d values; the rest is left out", *most
+            "an MCP server lists more than %d tools, %d characters, %d values or %d pages, or a page twice; "
+            "the rest is left out",
+            *most,
         )
     tools = list(taken.tools.values())
     # by itself, the SDK forgets removed tools only after a listing of a single page
