@@ -242,6 +242,23 @@ async def test_nothing_is_learned_in_an_erased_task() -> None:
         assert await memory.recall() == ()
 
 
+@pytest.mark.parametrize("deleted", [0, 1])
+async def test_what_two_tasks_taught_outlives_either(deleted: int) -> None:
+    """It is one memory while both are there, and gone with the other one. covers: STATE-2"""
+    async with process() as here:
+        partition, tasks = here.partition(), [(await here.ask()).task_id for _ in range(2)]
+        memories = [Memory(here.records, partition, "facts", "s", task_id) for task_id in tasks]
+        for memory in memories:
+            await memory.remember("likes tea")
+            await memory.remember("likes tea")
+        assert [each.text for each in await memory.recall()] == ["likes tea"]
+        await here.eraser.delete_task(partition, tasks.pop(deleted))
+        (left,) = await memory.recall()
+        assert (left.text, [left.task_id]) == ("likes tea", tasks)
+        await here.eraser.delete_task(partition, *tasks)
+        assert await memory.recall() == ()
+
+
 async def test_nothing_is_learned_in_a_task_that_is_erased_just_then() -> None:
     """Between the look at the task and the write: what is remembered would outlive it. covers: STATE-2"""
 

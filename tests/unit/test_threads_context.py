@@ -879,6 +879,27 @@ async def test_memories_are_bounded(store: CountedStore) -> None:
     assert len(known[-1].text) == 500
 
 
+async def test_what_several_tasks_taught_takes_no_place_of_other_memories(store: CountedStore) -> None:
+    """It is erased for all of them at once; the copy that is recalled is the newest."""
+    async with Engine(store, ScriptedModel()) as engine:
+        one, two = (
+            Memory(engine.tasks.records, engine.partition, "p", "s", task_id, has_head=False)
+            for task_id in ("one", "two")
+        )
+        texts = [f"fact {n}" for n in range(MOST_MEMORIES)]
+        await one.remember_all(texts)
+        await two.remember_all(texts[:50])
+        await two.remember("fact 60")
+        known = [each.text for each in await one.recall()]
+        assert known == [*texts[50:60], *texts[61:], *texts[:50], "fact 60"]
+        await one.remember("fact 60")
+        newest = (await two.recall())[-1]
+        assert (newest.text, newest.task_id) == ("fact 60", "one")
+        await two.remember_all(texts[:10])
+        await one.forget([each.memory_id for each in await two.recall()])
+        assert await two.recall() == ()
+
+
 @pytest.mark.parametrize(("provider", "said"), [(UserPreferences, "I prefer"), (Facts, "I am")])
 async def test_a_message_that_says_much_is_learned_in_one_change(
     store: CountedStore, provider: type[ContextProvider], said: str

@@ -126,14 +126,18 @@ async def store() -> AsyncIterator[CountedStore]:
 async def test_what_was_said_is_found_in_a_new_session(
     store: CountedStore, embeddings: str, tmp_path: Path, loopback_only: list[str]
 ) -> None:
-    """For its user alone, and without a call to any other host. covers: THREAD-10"""
+    """For its user alone, without what was not to be stored, and without a call to any other host.
+    covers: THREAD-10"""
     provider = open_provider("mem0", {**options(embeddings, tmp_path), "required": True})
     model = ScriptedModel()
     async with Providers([provider]) as providers, Engine(store, model, providers=providers) as engine:
         record = await engine.say("My cat is called Tom")
         assert record.status == "Completed", record.error
+        await engine.say("My cat is a secret", client={"store": False})
         await engine.say("What is my cat called?")
-        assert "- My cat is called Tom" in str(model.calls[-1].messages[1]["content"])
+        found = str(model.calls[-1].messages[1]["content"])
+        assert "- My cat is called Tom" in found
+        assert "secret" not in found
         engine.caller = type(engine.caller)(user=type(engine.caller.user)("t", "eve"))
         await engine.say("What is my cat called?")
         assert len(model.calls[-1].messages) == 2

@@ -182,10 +182,10 @@ class Engine:
         await self.lease.stop()
 
     async def say(
-        self, text: str, task_id: str | None = None, session_id: str | None = None
+        self, text: str, task_id: str | None = None, session_id: str | None = None, **fields: Any
     ) -> RequestRecord:
         """Sends a message and waits for what comes of it."""
-        message = NewMessage(items=(Item("text", text),), task_id=task_id, session_id=session_id)
+        message = NewMessage(items=(Item("text", text),), task_id=task_id, session_id=session_id, **fields)
         sent = await self.service.submit(self.caller, message, None, streamed=False)
         return await self.service.outcome(sent)
 

@@ -87,7 +87,7 @@ def stream(
 ) -> Response:
     """The events of a stretch as server-sent events; `forgets`: it is erased if it was not to be stored."""
     view, events = stretch.view, recorded(exchange, stretch)
-    forgets = forgets and unstored.is_unstored(stretch.record)
+    forgets = forgets and stretch.record.is_unstored
     # not in the generator: if the client leaves early, it never starts, so its `finally` would not run
     on_end = (lambda: exchange.in_background(unstored.forget(exchange, view))) if forgets else None
     return exchange.stream(view, fold, headers=headers, events=events, on_end=on_end)

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from tealagents.api import bodies, names, requests, stretches, unstored
+from tealagents.api import bodies, names, requests, stretches
 from tealagents.api.decisions import CallAnswer, check_reason
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.resent import ADDS_A_MESSAGE, AnsweredCall, Resent, in_words
@@ -189,7 +189,7 @@ async def _check_earlier(exchange: Exchange, view: RequestView, answered: Mappin
 
 async def _check_message(exchange: Exchange, view: RequestView, message: NewMessage) -> None:
     """`InvalidRequest` where a message does not go with answers to calls of this request."""
-    is_stored = not unstored.is_unstored(view.record)
+    is_stored = not view.record.is_unstored
     if message.expires_at is not None and is_stored:
         raise InvalidRequest("store", "cannot be false: what the calls belong to is stored")
     if message.client.get("background") and not is_stored:

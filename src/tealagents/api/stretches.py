@@ -153,7 +153,7 @@ async def settled(exchange: Exchange, stretch: Stretch, receive: Receive) -> Asy
     with _forgotten_unanswered(exchange, stretch.view):
         view = await requests.settled(exchange, stretch.view, receive)
         yield await cut(exchange, view, stretch.number)
-    if unstored.is_unstored(view.record):
+    if view.record.is_unstored:
         await unstored.forget(exchange, view)
 
 
@@ -163,7 +163,7 @@ def _forgotten_unanswered(exchange: Exchange, view: RequestView) -> Iterator[Non
     try:
         yield
     except BaseException:
-        if unstored.is_unstored(view.record):
+        if view.record.is_unstored:
             exchange.in_background(unstored.forget(exchange, view))
         raise
 
@@ -237,6 +237,6 @@ async def added(
     if head.expires_at is not None:
         async with aclosing(requests.of_task(exchange, partition, head)) as newest_first:
             async for record in newest_first:
-                if unstored.is_unstored(record):
+                if record.is_unstored:
                     raise InvalidRequest(field, "was not stored: send the earlier messages instead")
     return replace(message, task_id=head.task_id)

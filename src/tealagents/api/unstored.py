@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from tealagents.api import requests
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.domain.errors import NotFound, TaskBusy
-from tealagents.domain.models import ENDED, Head, RequestRecord
+from tealagents.domain.models import ENDED, Head
 from tealagents.state.records import Stored
 
 #: how long a task that was not to be stored may be there at most
@@ -21,11 +21,6 @@ FOLLOWED_SECONDS = 3.0
 def until(exchange: Exchange) -> datetime:
     """When an unstored task expires, in case the process dies before it can erase the task."""
     return exchange.tasks.records.clock.now() + KEPT
-
-
-def is_unstored(record: RequestRecord) -> bool:
-    """Whether a request was not to be stored, and its task with it."""
-    return record.client.get("store") is False
 
 
 async def forget(exchange: Exchange, view: RequestView) -> None:

@@ -498,7 +498,7 @@ class PerRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     setup: RequestSetup = AS_CONFIGURED
     #: id of a failed request of the same user, whose tool rounds are replayed after the message
     retries: str | None = None
-    #: kept for the protocol that the message arrived over; only `api` reads it
+    #: kept for the protocol that the message arrived over; only `api` and `is_unstored` read it
     client: Json = {}
 
     @property
@@ -564,6 +564,11 @@ class RequestRecord(PerRequest, frozen=True, kw_only=True, omit_defaults=True):
     def ids(self) -> dict[str, str]:
         """The ids of the session, the task and the request, by name."""
         return {"session_id": self.session_id, "task_id": self.task_id, "request_id": self.request_id}
+
+    @property
+    def is_unstored(self) -> bool:
+        """Whether it was not to be stored, and its task with it."""
+        return self.client.get("store") is False
 
     def entries(self, tail: int) -> Path:
         """Its entries in its task's log, whose last entry is `tail`; none while it is queued."""

@@ -67,7 +67,14 @@ class TaskConversation:
 
     def memory(self, provider: str) -> Memory:
         request, records = self._writer.request, self._conversations.tasks.records
-        return Memory(records, self._writer.partition, provider, request.session_id, request.task_id)
+        return Memory(
+            records,
+            self._writer.partition,
+            provider,
+            request.session_id,
+            request.task_id,
+            read_only=request.is_unstored,
+        )
 
 
 class TaskConversations:

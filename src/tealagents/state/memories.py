@@ -1,7 +1,8 @@
 """Context providers' memories of a user, across all sessions: one record per provider, in the user's
 partition.
 
-Each memory names the task in which it was added, and is erased with that task.
+Each memory names the task in which it was added, and is erased with that task. What several tasks taught is
+kept once for each of them, and read once.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -48,8 +49,11 @@ class Memory:
         task_id: str,
         *,
         has_head: bool = True,
+        read_only: bool = False,
     ) -> None:
         """`has_head`: False for a thread of the library, which is not a task and has no head."""
+        #: nothing is added or erased, because the request is not to be stored
+        self.read_only = read_only
         self._head = keys.task(task_id) if has_head else None
         self._records = records
         self._partition = partition
@@ -58,19 +62,21 @@ class Memory:
         self._task_id = task_id
 
     async def recall(self) -> _Memories:
-        """All memories, oldest first."""
+        """All memories, oldest first. Of those with the same text, only the newest."""
         found = await self._records.get(self._partition, self._key, _Memories)
-        return found.value if found else ()
+        known = found.value if found else ()
+        newest = _newest(known)
+        return tuple(each for each in known if each.memory_id in newest)
 
     async def remember(self, text: str, **data: object) -> Remembered:
-        """Adds a memory, which is then the newest. It replaces one with the same text."""
+        """Adds a memory, which is then the newest. It replaces one of this task with the same text."""
         (added,) = await self.remember_all([text], **data)
         return added
 
     async def remember_all(self, texts: Sequence[str], **data: object) -> _Memories:
         """Adds texts in one commit, the last `MOST_MEMORIES` of them. Returns the new memories, in order.
 
-        Stores nothing if the task has been deleted in the meantime.
+        Stores nothing if the task has been deleted in the meantime, nor where this is read-only.
         """
         latest_first = dict.fromkeys(text[:MOST_CHARACTERS] for text in reversed(texts))
         if not latest_first:
@@ -87,15 +93,41 @@ class Memory:
             )
             for text in [*latest_first][:MOST_MEMORIES][::-1]
         )
-        await self._change(lambda known: (*(each for each in known if each.text not in latest_first), *added))
+
+        # another task's memory of the same text stays: it must outlive the deletion of this task
+        def extended(known: _Memories) -> _Memories:
+            kept = (each for each in known if each.text not in latest_first or each.task_id != self._task_id)
+            return (*kept, *added)
+
+        await self._change(extended)
         return added
 
     async def forget(self, memory_ids: Collection[str]) -> None:
-        """Erases these memories; unknown ids are ignored."""
-        await self._change(lambda known: tuple(each for each in known if each.memory_id not in memory_ids))
+        """Erases these memories, and older ones with the same texts; unknown ids are ignored."""
+
+        def without(known: _Memories) -> _Memories:
+            texts = {each.text for each in known if each.memory_id in memory_ids}
+            return tuple(each for each in known if each.text not in texts)
+
+        await self._change(without)
 
     async def _change(self, change: Callable[[_Memories], _Memories]) -> None:
+        if self.read_only:
+            return
         await _change(self._records, self._partition, self._key, change, head=self._head)
+
+
+def _newest(known: _Memories) -> set[str]:
+    """The ids of the memories of which no newer one has the same text."""
+    return set({each.text: each.memory_id for each in known}.values())
+
+
+def _bounded(known: _Memories) -> _Memories:
+    """The last `MOST_MEMORIES`; those whose text a newer one repeats are dropped first."""
+    newest = _newest(known)
+    oldest_first = sorted(known, key=lambda each: each.memory_id in newest)
+    dropped = {each.memory_id for each in oldest_first[: max(0, len(known) - MOST_MEMORIES)]}
+    return tuple(each for each in known if each.memory_id not in dropped)
 
 
 async def forget_task(records: RecordStore, partition: str, task_id: str) -> None:
@@ -121,7 +153,7 @@ async def _change(
     """Changes one provider's memories. Does nothing if `head` is the key of a task that was deleted."""
     while True:
         found = await records.get(partition, key, _Memories)
-        known = change(found.value if found else ())[-MOST_MEMORIES:]
+        known = _bounded(change(found.value if found else ()))
         expect = {key: found.version if found else None}
         if head is not None:
             task = await records.get(partition, head, Head)

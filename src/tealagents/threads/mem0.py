@@ -96,7 +96,7 @@ class Mem0Provider(ContextProvider):
     async def invoked(
         self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
     ) -> None:
-        if error is not None:
+        if error is not None or invocation.memory.read_only:
             return
         texts = [("user", invocation.text), *((m.role, m.text) for m in response if m.role == "assistant")]
         said = [{"role": role, "content": text} for role, text in texts if text.strip()]

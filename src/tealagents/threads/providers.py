@@ -255,5 +255,6 @@ _REMEMBER = _spec(
 
 
 def tools_of(memory: Memory, options: FactsOptions) -> tuple[Tool, ...]:
-    """The tools `facts-search` and `facts-remember` for a user's memory."""
-    return (FactTool(_SEARCH, memory, options), FactTool(_REMEMBER, memory, options))
+    """The tools `facts-search` and, unless the memory is read-only, `facts-remember`."""
+    specs = (_SEARCH,) if memory.read_only else (_SEARCH, _REMEMBER)
+    return tuple(FactTool(spec, memory, options) for spec in specs)

@@ -1,6 +1,7 @@
 """What `store: false` leaves behind: nothing, however the response ends, and nothing to continue."""
 
 import json
+import re
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -9,7 +10,7 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import WEATHER, create, retrieved
+from openai_talk import WEATHER, create, raw, retrieved, serving
 from starlette.types import Message
 from talk import call, in_service
 
@@ -33,6 +34,30 @@ def approved(paused: dict[str, Any]) -> Any:
 def stored(wire: httpx.Client) -> dict[str, Any]:
     """A response to branch from."""
     return create(wire, input="hello")
+
+
+def test_nothing_is_learned_or_forgotten_with_what_is_not_stored() -> None:
+    """What context providers know of the user is used, and stays as it is. covers: THREAD-10"""
+    providers = ["user_preferences", "facts"]
+    with serving(thread={"context_providers": providers}) as (service, model), raw(service) as wire:
+        create(wire, input="I prefer tea. My name is Ada.")
+        for said in ("I prefer milk. My cat is Tom.", "I prefer tea.", "Forget my preferences."):
+            create(wire, input=said, store=False)
+            wire.post("/chat/completions", json=completion(said)).raise_for_status()
+        asked = call("facts-remember", fact="My dog is Bo.")
+        create(wire, input=asked, store=False)
+        asks = [each["function"]["name"] for each in model.requests[-1]["body"]["tools"]]
+        assert "facts-search" in asks
+        assert "facts-remember" not in asks
+        create(wire, input="hello")
+        known = str(model.requests[-1]["body"]["messages"])
+    assert "- tea" in known
+    assert "name is Ada" in known
+    assert not {"milk", "Tom", "Bo"} & set(re.findall(r"\w+", known))
+
+
+def completion(said: str) -> dict[str, Any]:
+    return {"model": "Tester", "messages": [{"role": "user", "content": said}], "store": False}
 
 
 @pytest.mark.parametrize("branches", [False, True])

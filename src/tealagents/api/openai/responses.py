@@ -116,7 +116,7 @@ async def input_items(exchange: Exchange, caller: Caller, request: Request, resp
 async def cancel(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
     stretch = await stretches.canceled(exchange, await find(exchange, caller, response_id))
     answer = json_response(await document(exchange, stretch), headers=headers_of(stretch))
-    if stretch.pause is not None and unstored.is_unstored(stretch.record) and stretch.status == "Canceled":
+    if stretch.pause is not None and stretch.record.is_unstored and stretch.status == "Canceled":
         await unstored.forget(exchange, stretch.view)  # what was running is erased where it is waited for
     return answer
 
