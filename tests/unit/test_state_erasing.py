@@ -314,6 +314,17 @@ async def test_a_pause_leaves_the_inbox_with_its_task() -> None:
         assert left.endswith(kept.approvals[0])
 
 
+async def test_answers_to_questions_about_a_pause_leave_with_its_task() -> None:
+    """No call takes one whose question was withdrawn. covers: STATE-2"""
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")))
+    async with process(None, model, noting([], governed=True)) as here:
+        paused, partition = await here.ask(), here.partition()
+        answer = keys.answer(paused.approvals[0], "question")
+        await here.records.commit(partition, marker=answer, put={answer: {"action": "reject"}})
+        await here.eraser.delete_task(partition, paused.task_id)
+        assert answer not in await names(here.store, partition)
+
+
 @pytest.mark.parametrize("made_by", ["fork", "import"])
 async def test_requests_that_only_a_damaged_batch_names_are_erased_too(made_by: str) -> None:
     """One batch holds up to 100 entries of a copy, and may be its only one. covers: STATE-4"""

@@ -16,9 +16,8 @@ from starlette.responses import Response
 from tealagents.api.exchange import Exchange
 from tealagents.api.gate import AdmittedCall
 from tealagents.api.names import made, parsed
-from tealagents.api.requests import find_pause
 from tealagents.domain import ids
-from tealagents.domain.errors import InvalidRequest, NotFound, PersistenceUnavailable
+from tealagents.domain.errors import Conflict, InvalidRequest, NotFound, PersistenceUnavailable
 from tealagents.domain.models import Approval, Json
 from tealagents.engine.following import CHECK_SECONDS
 from tealagents.state import keys
@@ -37,7 +36,7 @@ _PLACE = re.compile(r"[0-9a-f]{24}", re.ASCII)
 
 
 class GivenAnswer(Struct, frozen=True):
-    """`answer/{name}`: what a client has answered."""
+    """`answer/{approval_id}/{name}`: what a client has answered."""
 
     document: Json
 
@@ -59,6 +58,8 @@ async def taken(exchange: Exchange, call: AdmittedCall, *, all_of_them: bool) ->
             try:
                 await _leave(exchange, call, approval_id if _PLACE.fullmatch(place) else None)
                 call.response = Response(status_code=202)
+            except Conflict:  # the pause was decided or erased meanwhile
+                continue
             except PersistenceUnavailable:
                 if asyncio.get_running_loop().time() > until:
                     raise
@@ -70,14 +71,16 @@ async def _leave(exchange: Exchange, call: AdmittedCall, approval_id: str | None
     """`NotFound` where no pause of the caller's is asked about; `InvalidRequest` for a large answer."""
     if len(encode_json(call.body)) > LARGEST_ANSWER:
         raise InvalidRequest("result", f"may have at most {LARGEST_ANSWER} bytes")
-    partition = exchange.partition(call.caller)
-    pause = await find_pause(exchange, partition, approval_id) if approval_id is not None else None
-    if pause is None:
+    partition, records = exchange.partition(call.caller), exchange.records
+    paused = keys.approval(approval_id or "")
+    pause = await records.get(partition, paused, Approval) if approval_id is not None else None
+    if approval_id is None or pause is None:
         raise NotFound("Nothing waits for this answer. Its question may have been withdrawn.")
-    if pause.status == "pending":
-        key = keys.answer(str(call.rpc_id))
+    if pause.value.status == "pending":
+        key = keys.answer(approval_id, str(call.rpc_id))
         put, ttl = {key: GivenAnswer(call.body or {})}, {key: KEPT_SECONDS}
-        await exchange.records.commit(partition, marker=key, put=put, ttl=ttl, notify=(key,))
+        expect = {paused: pause.version}  # no answer is stored behind the removal of its pause
+        await records.commit(partition, marker=key, expect=expect, put=put, ttl=ttl, notify=(key,))
 
 
 async def ask(
@@ -92,7 +95,7 @@ async def ask(
     try:
         asked = question.model_dump(mode="json", by_alias=True, exclude_none=True)
         await say({"jsonrpc": "2.0", "id": name, **asked})
-        return await _answered(exchange, pause, keys.answer(name))
+        return await _answered(exchange, pause, keys.answer(pause.approval_id, name))
     except (asyncio.CancelledError, PersistenceUnavailable):
         await say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": name}})
         raise

@@ -121,9 +121,14 @@ def approval(approval_id: str) -> str:
     return f"approval/{approval_id}"
 
 
-def answer(question: str) -> str:
-    """A user's answer to a question of a tool call, until the call takes it."""
-    return f"answer/{question}"
+def answers(approval_id: str) -> str:
+    """The prefix of the answers to questions about a pause."""
+    return f"answer/{approval_id}/"
+
+
+def answer(approval_id: str, question: str) -> str:
+    """A user's answer to a question about a pause, until the call that asked takes it."""
+    return f"{answers(approval_id)}{question}"
 
 
 #: in the partition of the workers: shows with which key the store is encrypted while it is otherwise empty

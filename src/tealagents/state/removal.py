@@ -197,3 +197,5 @@ class Removal:
             await self._records.delete(inbox, [keys.in_inbox(at, approval_id)])
             names.append(keys.approval_by_creation(at, approval_id))
         await self._delete(names)
+        # after the pause, which the writer of an answer expects
+        await self._delete_under(keys.answers(approval_id))

@@ -286,6 +286,26 @@ def test_a_call_that_is_given_up_asks_no_longer(
     assert lines(file) == ["one"]
 
 
+def test_no_answer_is_stored_behind_the_deletion_of_its_pause(
+    monkeypatch: pytest.MonkeyPatch, service: ServiceThread, file: Path
+) -> None:
+    """Its task was deleted between the look at the pause and the write, which no deletion would erase."""
+    commit, deleted = MemoryStore.commit, threading.Event()
+
+    async def behind(self: MemoryStore, partition: str, sent: Commit) -> None:
+        if any(key.startswith("answer/") for key in sent.put) and not deleted.is_set():
+            deleted.set()
+            await asyncio.to_thread(_delete_the_last, service, "udo")
+        await commit(self, partition, sent)
+
+    monkeypatch.setattr(MemoryStore, "commit", behind)
+    with service.client("udo") as own:
+        session = opened(own, elicitation={})
+        with OlderCall(session, own, call("Work-write", file=str(file), line="one")) as older:
+            assert older.answer(own, older.comes(), "accept", action="approve") == 404
+    assert deleted.is_set()
+
+
 @pytest.mark.parametrize("session", [None, "another.f.1"], ids=["own", "of another process"])
 def test_a_call_that_is_given_up_waits_no_longer_for_what_was_decided_elsewhere(
     service: ServiceThread, file: Path, session: str | None
