@@ -5,11 +5,12 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from engine_setup import ADA, Process, Scripted, exchange_of, process, waits
+from engine_setup import ADA, EVE, Process, Scripted, exchange_of, process, waits
 from starlette.requests import Request
 
 from tealagents.api import requests
 from tealagents.api.bearer import LONGEST, Bearer
+from tealagents.api.exchange import key_of
 from tealagents.api.open_calls import OpenCalls
 from tealagents.auth import open_auth
 from tealagents.domain.errors import InvalidRequest, Unauthenticated
@@ -38,6 +39,13 @@ async def test_tools_may_see_those_headers_of_a_caller_that_the_config_names_and
     mock = open_auth("mock", {}, FakeClock())
     assert (await Bearer(mock, ["X-Team", "x-absent"]).caller(request)).headers == {"x-team": "north"}
     assert not (await Bearer(mock).caller(request)).headers
+
+
+def test_equal_idempotency_keys_of_two_users_have_different_names() -> None:
+    """The names of records are not encrypted: they show no one that the keys are equal."""
+    again, other = key_of(ADA, "one", {"n": 1.0}), key_of(EVE, "one", {"n": 1})
+    assert key_of(ADA, "one", {"n": 1}) == again
+    assert (other.name == again.name, other.digest == again.digest) == (False, True)
 
 
 def test_a_token_has_at_most_16_kb() -> None:

@@ -531,13 +531,16 @@ class Exchange:
             log.warning("work for a disconnected client failed: %s", error, exc_info=fault)
 
 
-def key_of(given: str, value: Any) -> Key:
-    """The idempotency key `given` with a message whose JSON is `value`; 1.0 and 1e0 are one number."""
+def key_of(caller: Caller, given: str, value: Any) -> Key:
+    """A caller's idempotency key `given` with a message whose JSON is `value`; 1.0 and 1e0 are one number.
+
+    Its name, which no store encrypts, does not show that two users have given the same.
+    """
     digest = hashlib.sha256(canonical(_by_value(value))).hexdigest()
-    return Key(hashlib.sha256(given.encode()).hexdigest(), digest)
+    return Key(hashlib.sha256(f"{caller.user.key}\0{given}".encode()).hexdigest(), digest)
 
 
-def key_in(request: Request, value: Any) -> Key | None:
+def key_in(caller: Caller, request: Request, value: Any) -> Key | None:
     """The key in the header `Idempotency-Key`, with a body whose JSON is `value`. `InvalidRequest`."""
     given = request.headers.getlist("idempotency-key")
     if not given:
@@ -545,7 +548,7 @@ def key_in(request: Request, value: Any) -> Key | None:
     if len(given) > 1 or not _KEY.fullmatch(given[0]):
         text = f"must be one text of 1 to {LONGEST_KEY} printable ASCII characters"
         raise InvalidRequest("Idempotency-Key", text)
-    return key_of(given[0], value)
+    return key_of(caller, given[0], value)
 
 
 def _by_value(value: Any) -> Any:

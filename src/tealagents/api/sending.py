@@ -208,7 +208,7 @@ async def _retried(
     There is one for each failure, so that answers that come again, then or later, get its outcome.
     """
     record, caller = failed.record, failed.view.caller
-    key = key_of(f"retry\0{record.request_id}", None)  # no header can hold it
+    key = key_of(caller, f"retry\0{record.request_id}", None)  # no header can hold it
     view = await requests.under(exchange, caller, key)
     if view is not None:
         view = replace(view, replayed=view.record.status in ENDED)

@@ -63,7 +63,7 @@ class Handler(RequestHandler):
 
     @bodies.fields_as(items="message.parts", body="message.parts", metadata="message.metadata")
     async def _begin(self, params: pb.SendMessageRequest, call: AdmittedCall, streamed: bool) -> RequestView:
-        """Stores a message, or carries out the decision that it is."""
+        """Stores a message, or carries out the decision that it is. An empty field of it is absent."""
         validate_history_length(params.configuration)
         message = params.message
         for field, value in (("messageId", message.message_id), ("parts", message.parts)):
@@ -80,7 +80,7 @@ class Handler(RequestHandler):
         if message.task_id:
             return await self._decide(message, sent, call, streamed=streamed)
         new = NewMessage(items=documents.items(message, sent), metadata=sent.get("metadata") or {})
-        key = key_of(f"a2a\n{message.message_id}", {k: v for k, v in sent.items() if v})  # empty is absent
+        key = key_of(call.caller, f"a2a\n{message.message_id}", {k: v for k, v in sent.items() if v})
         where: Json = {"name": message.context_id, "field": "message.contextId"}
         return await task_names.sent_to(self._exchange, call.caller, new, key, **where, streamed=streamed)
 

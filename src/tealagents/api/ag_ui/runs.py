@@ -46,7 +46,7 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
         now = await now.settled(answered)
     if now is not thread:
         thread, (fresh, of) = now, await now.fresh(given.last, given.issued, given.seen)
-    key = key_of(f"ag-ui\0{thread.task_id}\0{given.body.run_id}", list(given.last))
+    key = key_of(caller, f"ag-ui\0{thread.task_id}\0{given.body.run_id}", list(given.last))
     if (first := await requests.under(exchange, caller, key)) is None:
         pending = thread.head.pending if thread.head else None
         if not fresh or (pending and pending.request_id in answered):  # which led to another pause

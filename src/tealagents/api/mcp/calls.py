@@ -78,7 +78,7 @@ class _Call:
             request_id, command = tools.decided(arguments)
             view = await self._own(request_id)
             return await self._waited(self._decide(view.record.request_id, command))
-        message, key = tools.message(arguments)
+        message, key = tools.message(caller, arguments)
         return await self._waited(requests.submitted(exchange, caller, message, key, streamed=self._streamed))
 
     async def _answered(self, pause: Approval, command: Command | None) -> Result:

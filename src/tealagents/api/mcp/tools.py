@@ -10,7 +10,7 @@ from tealagents.api import bodies
 from tealagents.api.decisions import DecisionDocument, StrictDocument, decision
 from tealagents.api.exchange import key_of
 from tealagents.domain import ids
-from tealagents.domain.models import Item, Json, Status
+from tealagents.domain.models import Caller, Item, Json, Status
 from tealagents.engine.approvals import Command
 from tealagents.state.new_message import Key, NewMessage
 
@@ -29,12 +29,12 @@ class _Decide(DecisionDocument):
     request_id: Annotated[str, Field(description="The request that is paused.")]
 
 
-def message(arguments: Json) -> tuple[NewMessage, Key | None]:
+def message(caller: Caller, arguments: Json) -> tuple[NewMessage, Key | None]:
     """The message that a call of `ask` sends, and its idempotency key. `InvalidRequest`."""
     given = bodies.validated(_Ask, arguments)
     task_id = None if given.conversation is None else ids.canonical(given.conversation, "conversation")
     same = given.model_copy(update={"conversation": task_id}).model_dump(exclude_none=True)
-    key = None if given.idempotency_key is None else key_of(f"mcp\n{given.idempotency_key}", same)
+    key = None if (own := given.idempotency_key) is None else key_of(caller, f"mcp\n{own}", same)
     return NewMessage(items=(Item("text", given.message),), task_id=task_id), key
 
 

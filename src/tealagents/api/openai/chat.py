@@ -32,7 +32,8 @@ _SENT |= {f"tools.*.{name}": f"tools.*.function.{name}" for name in ("name", "de
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
     body, given = read(value, conversation := request.headers.get(HEADER))
-    stretch = await responses.send(exchange, caller, key_in(request, [value, conversation]), body, given)
+    key = key_in(caller, request, [value, conversation])
+    stretch = await responses.send(exchange, caller, key, body, given)
     headers = {**responses.headers_of(stretch), HEADER: made("conv", stretch.record.task_id)}
     chunks = Chunks(stretch, exchange.agent.name)
     if body.stream:

@@ -25,7 +25,7 @@ from tealagents.state.new_message import MOST_EARLIER, Key, NewMessage
 @bodies.fields_as(items="input", earlier="input")
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
-    body, key = inputs.create(value), key_in(request, value)
+    body, key = inputs.create(value), key_in(caller, request, value)
     if isinstance(body.input, list) and not await requests.is_repeated(exchange, caller, key):
         earlier, last = body.input[:-MOST_EARLIER], body.input[-MOST_EARLIER:]
         known = await _referred(exchange, caller, list(map(items.referred, last)))

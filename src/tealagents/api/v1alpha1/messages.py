@@ -238,7 +238,7 @@ async def _sent(request: Request, way: Way) -> Response:
     caller = await exchange.identify(request)
     value = await exchange.body(request)
     message = _message(value)
-    view = await exchange.submit(caller, message, key_in(request, value), streamed=way != "json")
+    view = await exchange.submit(caller, message, key_in(caller, request, value), streamed=way != "json")
     headers = {"idempotent-replayed": "true"} if view.replayed else {}
     return await _answer(exchange, request, view, way, headers)
 
