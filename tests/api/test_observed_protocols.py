@@ -326,6 +326,19 @@ def test_a_tool_server_is_called_within_the_trace_and_quoted_nowhere(
         assert not any(b"canary-argument" in sent for sent in collector.taken)
 
 
+def test_a_tool_that_the_model_has_made_up_is_named_on_no_span(nursery: Nursery) -> None:
+    """Its name is a text of the model, as the arguments are. covers: APP-5"""
+    made_up = {"tool_calls": [{"name": "canary-name", "arguments": {}}]}
+    rules = [{"when": {"tool_result": True}, "reply": {"text": "done"}}]
+    with OfflineModel({"rules": rules, "otherwise": made_up}) as model, Collector() as collector:
+        env = observed(model, collector.url)
+        with nursery.service(agent_config(), env) as service, service.client() as ada:
+            ada.post("", json=text("hello")).raise_for_status()
+            service.terminate()
+    assert [each.name for each in collector.spans if "tool" in each.name] == ["execute_tool unknown"]
+    assert not any(b"canary-name" in sent for sent in collector.taken)
+
+
 def test_an_openapi_service_is_called_within_the_trace(nursery: Nursery, tmp_path: Path) -> None:
     """It continues the trace from the span of the tool, and gets no baggage of the caller. covers: APP-5"""
     seen: list[Mapping[str, str]] = []

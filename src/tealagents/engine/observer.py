@@ -110,6 +110,6 @@ class Observer:
         return _UNWATCHED
 
     @contextmanager
-    def tool_call(self, call: ToolCall) -> Iterator[ToolWatch]:
-        """A context for one tool call."""
+    def tool_call(self, call: ToolCall, *, known: bool) -> Iterator[ToolWatch]:
+        """A context for one tool call. Not `known`: there is no such tool, so the model made up its name."""
         yield ToolWatch()

@@ -328,7 +328,8 @@ class TurnLoop:
         return self._state.left
 
     async def _call_tool(self, call: ToolCall) -> ToolOutput | Deferred:
-        with self._agent.observer.tool_call(call) as watch:
+        known = self._state.toolbox.find(call.tool) is not None
+        with self._agent.observer.tool_call(call, known=known) as watch:
             outcome = await self._state.toolbox.call(call, self._context)
             if isinstance(outcome, Deferred):
                 watch.deferred()

@@ -162,14 +162,15 @@ class OpenTelemetryObserver(LoggedRequests):
         self._first.record(seconds, attributes)
 
     @contextmanager
-    def tool_call(self, call: ToolCall) -> Iterator[ToolWatch]:
+    def tool_call(self, call: ToolCall, *, known: bool) -> Iterator[ToolWatch]:
+        name = call.tool if known or self.content else "unknown"
         attributes = {
             "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": call.tool,
+            "gen_ai.tool.name": name,
             "gen_ai.tool.call.id": call.id,
             **named_ids(current_ids.get()),
         }
-        with self._tracer.start_as_current_span(f"execute_tool {call.tool}", attributes=attributes) as span:
+        with self._tracer.start_as_current_span(f"execute_tool {name}", attributes=attributes) as span:
             if self.content:
                 span.set_attribute("gen_ai.tool.call.arguments", call.arguments)
             yield _ToolWatch(span, self, call.tool)
