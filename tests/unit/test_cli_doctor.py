@@ -470,6 +470,18 @@ def test_for_a_store_of_files_nothing_has_to_run(patient: Patient, plant: Callab
     assert "is running" not in found
 
 
+def test_the_store_is_left_as_it_was(patient: Patient) -> None:
+    """In a store of files, not even an empty folder stays."""
+    store = patient.folder / "files"
+    patient.env["TA_PERSISTENCE"] = f"file://{store}"
+    with ServiceThread(patient.config, patient.env) as service:
+        patient.send(service.url)
+    before = sorted(store.rglob("*"))
+    code, found = patient.examined()
+    assert code == 0, found
+    assert sorted(store.rglob("*")) == before
+
+
 def test_what_was_probably_not_meant_is_told_without_being_a_problem(patient: Patient) -> None:
     """A variable that is mistyped leaves a service with what it has by default: here with another lease."""
     patient.env["TA_LIMITS__LEASE_SECOND"] = "5"

@@ -295,8 +295,13 @@ async def _write_probe(config: ServiceConfig, store: Store) -> float:
 
 
 def _probe(config: ServiceConfig) -> tuple[str, list[str]]:
-    """The partition and the keys of the record that is written as a probe."""
-    return f"doctor/{config.name}", ["probe"]
+    """The partition and the keys of the record that is written as a probe.
+
+    The partition is one that every service writes to: a store of files keeps the folder of an empty one.
+    """
+    from tealagents.state import keys
+
+    return keys.workers(config.name), ["probe"]
 
 
 async def _examine_content(config: ServiceConfig, store: Store) -> AsyncIterator[Diagnosis]:
