@@ -32,6 +32,7 @@ from tealagents.engine.service import Service
 from tealagents.engine.toolbox import Govern, Toolbox
 from tealagents.llm import ModelConfigError, open_model
 from tealagents.llm.credentials import AzureCredential, AzureCredentialOptions
+from tealagents.opening import Held
 from tealagents.outbound.addresses import is_loopback_host
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
@@ -396,7 +397,9 @@ class ServiceWiring:
             stack.enter_context(telemetry.configured(config.telemetry, config.name, config.version))
             plain = plain_store(config.persistence)
             existed = await _is_there(plain)
-            await stack.enter_async_context(self.store)
+            await stack.enter_async_context(
+                Held(self.store, "store", StoreConfigError, wrapped=plain, vital=True)
+            )
             if not existed:
                 log.warning(
                     "there was no store at %s: a new one was created; check TA_PERSISTENCE or "
@@ -406,8 +409,8 @@ class ServiceWiring:
             await check_key(self.config, self.service.records)
             if self.credential is not None:
                 await stack.enter_async_context(self.credential)
-            await stack.enter_async_context(self.model)
-            await stack.enter_async_context(self.auth)
+            await stack.enter_async_context(Held(self.model, "model client", ModelConfigError, vital=True))
+            await stack.enter_async_context(Held(self.auth, "auth provider", AuthConfigError, vital=True))
             stack.push_async_callback(self.tooling.close)
             toolbox = self.service.agent.toolbox
             toolbox.load(await self.tooling.open(toolbox.reload))

@@ -55,7 +55,9 @@ class Registry(Struct, frozen=True, kw_only=True):
             imported = import_module(module)
         except ModuleNotFoundError as missing:
             raise self.error(self._missing(name, missing.name or module)) from missing
-        except (Exception, SystemExit) as wrong:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as wrong:
             reason = raised(wrong, module)
             raise self.error(f"The {self.word} {name!r} cannot be imported: {reason}") from wrong
         try:
@@ -82,9 +84,9 @@ class Registry(Struct, frozen=True, kw_only=True):
         """What the code of a class raises is an error with file and line: it may be the user's own."""
         try:
             yield
-        except self.error:
+        except (self.error, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as wrong:
+        except BaseException as wrong:
             reason = raised(wrong, found.__module__)
             raise self.error(f"The {self.word} {name!r} cannot be made with its options: {reason}") from wrong
 

@@ -21,7 +21,7 @@ from tealagents.api.skagents.app import ServedConfig, StatelessApp
 from tealagents.api.skagents.identity import Gateway
 from tealagents.api.skagents.templates import Instructions, TemplateRefused
 from tealagents.api.skagents.turns import Plan, TaskStep, Turns
-from tealagents.auth import open_auth
+from tealagents.auth import AuthConfigError, open_auth
 from tealagents.bootstrap import (
     agent_of,
     credential_of,
@@ -38,8 +38,10 @@ from tealagents.domain.models import Json, ResponseFormat
 from tealagents.domain.ports import Clock, ToolSpec
 from tealagents.engine.observer import Observer
 from tealagents.limits import Limits
+from tealagents.llm import ModelConfigError
 from tealagents.llm.encoding import valid_name
 from tealagents.mistakes import did_you_mean
+from tealagents.opening import Held
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
 from tealagents.state.records import SystemClock
@@ -314,7 +316,7 @@ class _Wiring:
             if self.credential is not None:
                 await stack.enter_async_context(self.credential)
             if self.auth is not None:
-                await stack.enter_async_context(self.auth)
+                await stack.enter_async_context(Held(self.auth, "auth provider", AuthConfigError, vital=True))
             for agent in self.agents.values():
                 await agent.open(stack)
             stack.push_async_callback(self.turns.drain, 0)
@@ -339,7 +341,8 @@ class _AgentWiring:
 
     async def open(self, stack: AsyncExitStack) -> None:
         toolbox = self.agent.toolbox
-        await stack.enter_async_context(self.agent.model)
+        model = Held(self.agent.model, "model client", ModelConfigError, vital=True)
+        await stack.enter_async_context(model)
         stack.push_async_callback(self._tooling.close)
         toolbox.load(await self._tooling.open(toolbox.reload))
         check_tools([tool.spec for tool in toolbox.tools])

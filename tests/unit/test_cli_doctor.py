@@ -441,7 +441,10 @@ OF_SERVICE = "→ Try again. If it persists, see the log of the service, or of t
                 find_spec("mem0") is None, reason="needs pip install 'tealagents[mem0]'"
             ),
         ),
-        (provider_that_fails, "the context providers cannot be opened: ZeroDivisionError: division by zero"),
+        (
+            provider_that_fails,
+            "The context provider Odd cannot be opened: odd_provider.py, line 6: ZeroDivisionError: division",
+        ),
         (certificate_that_is_none, "the tools cannot be opened: "),
         (setting(TA_OTEL_ENDPOINT=f"http://{NOWHERE}"), "or set TA_OTEL_ENDPOINT to the address"),
         (

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -12,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import httpx
 import pytest
@@ -27,10 +28,14 @@ from tealagents.auth.mock import MockAuthenticator
 from tealagents.cli.serve import _check_start, _run_reloading, _run_workers, _settled, build_or_exit
 from tealagents.cli.supervisor import Supervisor
 from tealagents.config import TelemetryOptions, load
+from tealagents.domain.ports import Tool
+from tealagents.llm.openai_chat import OpenAIChat
+from tealagents.stores.memory import MemoryStore
 from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
 from tealagents.testing.service import agent_config
 from tealagents.testing.waits import until
+from tealagents.threads import ContextProvider
 
 DEMO = Path(__file__).parents[2] / "demos" / "approval"
 #: as it is installed; where its start is not in question, the forked one stands for it
@@ -867,11 +872,11 @@ class Stuck(Plugin):
 """
 
 
-def built(tmp_path: Path, auth: str = "mock", **config: Any) -> ASGIApp:
+def built(tmp_path: Path, auth: str = "mock", store: str = "memory://", **config: Any) -> ASGIApp:
     """A service in memory, as `serve` builds it."""
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(agent_config(**config)))
-    given = {"TA_PERSISTENCE": "memory://", "TA_API_KEY": "any", "TA_AUTH": auth}
+    given = {"TA_PERSISTENCE": store, "TA_API_KEY": "any", "TA_AUTH": auth}
     return build_or_exit(load(path, env=given, dotenv=None))
 
 
@@ -918,6 +923,92 @@ async def test_a_shutdown_that_fails_says_why(
     assert complete["type"] == "lifespan.startup.complete"
     assert failed == {"type": "lifespan.shutdown.failed", "message": said}
     assert ended == [0]
+
+
+class Odd:
+    """An extension that opens and closes as the test says."""
+
+    FAILS: ClassVar[BaseException | None] = None
+    #: lets an extension close that ignores its cancellation
+    LET_GO: ClassVar[asyncio.Event | None] = None
+
+    async def __aenter__(self) -> Self:
+        if self.FAILS is not None:
+            raise self.FAILS
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        while self.LET_GO is not None and not self.LET_GO.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.LET_GO.wait()
+
+
+class OddAuth(Odd, MockAuthenticator): ...
+
+
+class OddModel(Odd, OpenAIChat): ...
+
+
+class OddProvider(Odd, ContextProvider): ...
+
+
+class OddStore(Odd, MemoryStore): ...
+
+
+class OddToolset(Odd):
+    def __init__(self, options: object) -> None: ...
+
+    def tools(self) -> list[Tool]:
+        return []
+
+
+ODD: dict[str, Any] = {
+    "toolset OddToolset": {"agent": {"toolsets": [f"{__name__}:OddToolset"]}},
+    "context provider OddProvider": {"thread": {"context_providers": [f"{__name__}:OddProvider"]}},
+    "model client OddModel": {"agent": {"client": f"{__name__}:OddModel"}},
+    "auth provider OddAuth": {"auth": f"{__name__}:OddAuth"},
+    "store OddStore": {"store": f"{__name__}:OddStore://"},
+}
+
+
+@pytest.mark.parametrize("extension", ODD)
+async def test_an_extension_that_does_not_close_is_left_behind(
+    tmp_path: Path,
+    ended: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    extension: str,
+) -> None:
+    """Even where it ignores its cancellation: the process ends, and the log names the extension."""
+    let_go = asyncio.Event()
+    monkeypatch.setattr(Odd, "LET_GO", let_go)
+    monkeypatch.setattr("tealagents.opening.CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("tealagents.unwinding.UNWIND_SECONDS", 0.01)
+    served = asyncio.ensure_future(lifespan_of(built(tmp_path, **ODD[extension])))
+    await asyncio.wait((served,), timeout=30)
+    was_done = served.done()
+    let_go.set()
+    assert (await served)[1] == {"type": "lifespan.shutdown.complete"}
+    assert was_done
+    assert f"The {extension} does not close; it is left behind" in caplog.text
+
+
+@pytest.mark.parametrize("extension", ODD)
+@pytest.mark.parametrize("error", [ValueError("no key"), asyncio.CancelledError("no key")])
+async def test_an_extension_that_cannot_be_opened_is_named(
+    tmp_path: Path,
+    ended: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    extension: str,
+    error: BaseException,
+) -> None:
+    """With file and line; and no signal is reported where none came."""
+    monkeypatch.setattr(Odd, "FAILS", error)
+    (failed,) = await lifespan_of(built(tmp_path, **ODD[extension]))
+    where, said = r"test_cli_serve\.py, line \d+", f"{type(error).__name__}: no key"
+    assert re.fullmatch(rf"The {extension} cannot be opened: {where}: {said}\.", failed["message"])
+    assert "signal" not in caplog.text
 
 
 class Losing(Refreshing):

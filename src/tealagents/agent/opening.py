@@ -11,7 +11,9 @@ from tealagents.config import ServiceConfig
 from tealagents.domain.ports import Clock, Store, Toolset
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.toolbox import Govern
+from tealagents.llm import ModelConfigError
 from tealagents.llm.credentials import AzureCredential
+from tealagents.opening import Held
 from tealagents.state.records import RecordStore
 from tealagents.threads.context import Providers
 from tealagents.threads.views import View
@@ -138,7 +140,8 @@ class Opened:
             from tealagents.bootstrap import agent_of, model_of
 
             config = with_kind(self._config, kind)
-            model = await self._stack.enter_async_context(model_of(config, self._credential))
+            model = model_of(config, self._credential)
+            await self._stack.enter_async_context(Held(model, "model client", ModelConfigError))
             agent = agent_of(config, model, self._govern)
             agent.toolbox.load(self._toolsets)
             view = self._view if kind == "local" else None

@@ -492,10 +492,15 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
     async def start(scope: "Scope", receive: "Receive", send: "Send") -> None:
         asked = threading.Event()
         heard, said = _noticing_shutdown(receive, asked), _noticing_start(send, started)
+        came: Sequence[int] = ()
         try:
-            with _ended_by_signals(started, asyncio.current_task()), ungrouped():
+            with _ended_by_signals(started, asyncio.current_task()) as came, ungrouped():
                 await app(scope, heard, said)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            if not (started.is_set() or came):  # an extension let it out
+                log.exception("the start failed")
+                await _fail(send, started, asked, type(error).__name__)
+                return
             _end_soon()
             if started.is_set():
                 raise
@@ -557,8 +562,11 @@ async def _fail(send: "Send", started: threading.Event, asked: threading.Event, 
 
 
 @contextlib.contextmanager
-def _ended_by_signals(started: threading.Event, task: "asyncio.Task[Any] | None" = None) -> Iterator[None]:
-    """Until `started` is set, a signal to stop ends the process: a start may wait for a tool server.
+def _ended_by_signals(
+    started: threading.Event, task: "asyncio.Task[Any] | None" = None
+) -> Iterator[Sequence[int]]:
+    """Until `started` is set, a signal to stop ends the process: a start may wait for a tool server. Yields
+    the signals that have come.
 
     The server itself only records the signal, and checks it once everything has started. Here, the first
     signal cancels `task`, or ends the process after `UNDO_SECONDS` if a plugin blocks the thread. A second
@@ -589,7 +597,7 @@ def _ended_by_signals(started: threading.Event, task: "asyncio.Task[Any] | None"
     if any(noted):  # a signal came before
         end(signal.SIGTERM)
     try:
-        yield
+        yield came
     finally:
         for number in heard:
             signal.signal(number, servers[number])

@@ -18,9 +18,9 @@
 `components`       creates the reducers and providers that a config names
 =================  =====================================================================================
 
-Imports `domain` and `state`, and the single modules `disk`, `registry` and `unwinding`; used by `engine`, and
-by `tealagents.agent`, the library's front. Tasks of the service keep their messages in the log of `state`,
-and use the views and the providers from here.
+Imports `domain` and `state`, and the single modules `disk`, `opening`, `registry` and `unwinding`; used by
+`engine`, and by `tealagents.agent`, the library's front. Tasks of the service keep their messages in the log
+of `state`, and use the views and the providers from here.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -27,11 +27,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
-from tealagents.domain.errors import ContextProviderFailed, described, ends_task, ungrouped
+from tealagents.domain.errors import ContextProviderFailed, described, ends_task
 from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Model, Tool, ToolSpec
 from tealagents.domain.texts import storable
 from tealagents.domain.tool_specs import NAME_RULE, VALID_NAME, flaw
+from tealagents.opening import Held
 from tealagents.state.codec import encode_json
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
@@ -169,11 +170,10 @@ class Providers:
         return [provider.name for provider in self._providers]
 
     async def __aenter__(self) -> Self:
-        with ungrouped():
-            async with AsyncExitStack() as stack:
-                for provider in self._providers:
-                    await stack.enter_async_context(provider)
-                self._stack = stack.pop_all()
+        async with AsyncExitStack() as stack:
+            for provider in self._providers:
+                await stack.enter_async_context(Held(provider, "context provider", ThreadConfigError))
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc: object) -> None:

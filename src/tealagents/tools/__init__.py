@@ -21,13 +21,12 @@
 `options`             the toolsets' options as config files write them
 `naming`, `results`   the names of tools, the texts of their results
 `schema_form`         the schemas of tools as model services take them
-`opening`             enters and exits a third-party context manager in a single task
 `errors`              the one error of opening tools
 ====================  ==================================================================================
 
 Opened by `tealagents.tooling`, for the service and the library. Imports `domain`, `outbound`, `options`,
-`mistakes`, `registry` and `plugins` only. `mcp*` need the extra `mcp` and are imported when a server is
-configured. Toolsets of third parties come by the entry-point group `tealagents.tools`, or as
+`mistakes`, `opening`, `registry` and `plugins` only. `mcp*` need the extra `mcp` and are imported when a
+server is configured. Toolsets of third parties come by the entry-point group `tealagents.tools`, or as
 ``module:Class``.
 """
 
@@ -44,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from tealagents.domain.ports import Toolset, ToolSpec
+from tealagents.opening import Held
 from tealagents.registry import Registry
 from tealagents.tools.catalogue import Catalogue, GovernedToolset, OAuthEntry, check_tools, govern, mismatches
 from tealagents.tools.code import load_plugins
@@ -53,7 +53,6 @@ from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_pending import Secrets
 from tealagents.tools.oauth_servers import same_issuer
 from tealagents.tools.openapi import OpenAPIPlugin
-from tealagents.tools.opening import Held
 from tealagents.tools.options import MCPServerOptions, remote_plugins
 
 __all__ = [
@@ -78,6 +77,10 @@ TOOLSETS = Registry(
     group="tealagents.tools",
     methods=("tools", "__aenter__", "__aexit__"),
 )
+
+
+#: keys of toolsets that limit how long each of their plugins or sessions may take to close
+_WITH_LIMITS = (("plugins",), ("remote_plugins",), ("mcp_servers",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +296,9 @@ async def _enter_all(
 
     If one fails, the others are exited, unless `failed` takes its error.
     """
-    held = [Held(toolset, f"The toolset {type(toolset).__name__}") for _, toolset in made]
+    held = [
+        Held(toolset, "toolset", ToolsetError, bounded=key[:1] not in _WITH_LIMITS) for key, toolset in made
+    ]
     tasks = [asyncio.ensure_future(_enter(key, each)) for (key, _), each in zip(made, held, strict=True)]
     try:
         await asyncio.gather(*tasks, return_exceptions=failed is not None)

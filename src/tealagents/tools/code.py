@@ -18,6 +18,7 @@ from tealagents.domain.errors import described
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.domain.tool_specs import flaw
+from tealagents.opening import Held
 from tealagents.plugins import TOOL_MARK, Plugin, ToolOptions
 from tealagents.registry import import_from, place_of
 from tealagents.tools import semantic_kernel
@@ -25,7 +26,6 @@ from tealagents.tools.errors import ToolsetError, blamed
 from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
 from tealagents.tools.naming import listed, suggestion
 from tealagents.tools.oauth_tokens import in_time
-from tealagents.tools.opening import Held
 from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
 from tealagents.tools.thread_pool import ThreadPool
@@ -73,7 +73,7 @@ class CodePlugins:
         async with AsyncExitStack() as stack:
             for plugin in self._plugins:
                 if isinstance(plugin, AbstractAsyncContextManager):
-                    await stack.enter_async_context(Held(plugin, f"The plugin {type(plugin).__name__}"))
+                    await stack.enter_async_context(Held(plugin, "plugin", ToolsetError))
             self._entered = stack.pop_all()
         return self
 

@@ -1,15 +1,18 @@
-"""Enters and exits third-party context managers, each in a single task of its own."""
+"""Enters and exits third-party context managers, each in a single task of its own, and named in errors."""
 
 import asyncio
 import logging
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self
 
-from tealagents.domain.errors import ends_task, ungrouped
+from tealagents.domain.errors import TealError, ends_task, ungrouped
 from tealagents.registry import raised
-from tealagents.tools.errors import ToolsetError
+from tealagents.unwinding import unwound
 
 log = logging.getLogger(__name__)
+
+#: seconds that a context has to close, before it is canceled and left behind: the process has to end
+CLOSE_SECONDS = 3.0
 
 
 class Held:
@@ -19,17 +22,37 @@ class Held:
     entered it may exit. An error or a cancellation that ends the body is raised inside the context as well.
     """
 
-    def __init__(self, context: AbstractAsyncContextManager[Any], what: str) -> None:
-        """`what`: the name of the context in errors."""
+    def __init__(
+        self,
+        context: AbstractAsyncContextManager[Any],
+        word: str,
+        error: type[Exception],
+        *,
+        wrapped: object = None,
+        vital: bool = False,
+        bounded: bool = True,
+    ) -> None:
+        """`word` is what the context is called in errors, before the name of its class or of the one that it
+        has `wrapped`; `error` is the class of the errors.
+
+        `vital`: if it fails while it is open, the task that opened it is canceled, and leaves with its error.
+        Not `bounded`: it closes others, each within a limit of its own.
+        """
         self._context = context
-        self._what = what
+        self._kind = type(context if wrapped is None else wrapped)
+        self._what = f"The {word} {self._kind.__name__}"
+        self._error = error
+        self._vital = vital
+        self._seconds = CLOSE_SECONDS if bounded else None
+        #: the task that was canceled because this failed while it was open
+        self._ended: asyncio.Task[Any] | None = None
         self._is_entered = asyncio.Event()
         self._is_left = asyncio.Event()
         #: the exception that ended the body; None if it ended normally
         self._given: BaseException | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.ensure_future(self._hold())
+        self._task = asyncio.ensure_future(self._hold(asyncio.current_task() if self._vital else None))
         entered = asyncio.ensure_future(self._is_entered.wait())
         try:
             await self._until(entered)
@@ -42,20 +65,27 @@ class Held:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._given = error
         self._is_left.set()
-        await self._until()
+        await self._until(seconds=self._seconds)
+        if not self._task.done():
+            await unwound((self._task,))
+            log.error("%s does not close; it is left behind", self._what)
+            return
+        if self._ended is not None:
+            self._ended.uncancel()
         if not self._task.cancelled() and (failure := self._task.result()) is not None:
             raise failure
 
-    async def _until(self, *others: asyncio.Future[Any]) -> None:
-        """Waits for the task or one of `others`. If canceled, cancels the task and waits until it ends."""
+    async def _until(self, *others: asyncio.Future[Any], seconds: float | None = None) -> None:
+        """Waits for the task or one of `others`, at most `seconds`. If canceled, cancels the task and waits
+        until it ends."""
         try:
-            await asyncio.wait((self._task, *others), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((self._task, *others), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._task.cancel()
             await asyncio.wait((self._task,))
             raise
 
-    async def _hold(self) -> BaseException | None:
+    async def _hold(self, opener: asyncio.Task[Any] | None) -> BaseException | None:
         """Returns the exception that the context raised; None for the one that ended the body (`ungrouped`,
         since a task group wraps it).
 
@@ -77,12 +107,15 @@ class Held:
                 return self._named("cannot be opened", error)
             if not self._is_left.is_set():
                 log.exception("%s failed while it was open, and is closed", self._what)
+                if opener is not None:
+                    opener.cancel()
+                    self._ended = opener
             return error if isinstance(error, Exception) else self._named("failed to close", error)
         return None
 
-    def _named(self, said: str, error: BaseException) -> ToolsetError:
-        if isinstance(error, ToolsetError):
+    def _named(self, said: str, error: BaseException) -> Exception:
+        if isinstance(error, (self._error, TealError)):  # which say what is wrong themselves
             return error
-        named = ToolsetError(f"{self._what} {said}: {raised(error, type(self._context).__module__)}")
+        named = self._error(f"{self._what} {said}: {raised(error, self._kind.__module__)}")
         named.__cause__ = error
         return named
