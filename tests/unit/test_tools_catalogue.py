@@ -6,6 +6,8 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
 
@@ -665,6 +667,14 @@ def named(**wrong: Any) -> Named:
         ),
         (Wrong([named(parameters={"default": object()})]), r"is wrong: .* at `\$\.parameters`"),
         (Wrong([named(parameters={"\ud800": 1})]), r"is wrong: .* at `\$\.parameters`"),
+        *(
+            (Wrong([named(parameters={"default": [value]})]), r"is wrong: .* at `\$\.parameters`")
+            for value in ({1}, Decimal(1), b"x", {1: 2}, float("nan"), date(2026, 1, 1))
+        ),
+        (
+            Wrong([named(parameters={"type": "string"})]),
+            r"is wrong: .* type 'object', got 'string' .* at `\$\.parameters`",
+        ),
         (Wrong([named(governance=UNCLEAR)]), r"is wrong: .* at `\$\.governance\.requires_hitl`"),
         (Wrong([object()]), "a tool without a ToolSpec or a call: object"),
         (Wrong(None), r"Wrong.tools\(\) returns a NoneType"),

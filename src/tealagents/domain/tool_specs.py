@@ -1,9 +1,11 @@
 """Checks tool specs that third-party code supplies, and strips them for storing."""
 
+import json
 import re
 from typing import Any
 
-from msgspec import Struct, ValidationError, convert, json
+import msgspec
+from msgspec import Struct, ValidationError, convert
 
 from tealagents.domain.models import Governance, ToolSpec
 
@@ -24,10 +26,30 @@ def flaw(spec: ToolSpec) -> str:
         return str(error)
     for field, value in given.items():
         try:
-            json.encode(value)
+            msgspec.json.encode(value)
+            if field == "parameters":
+                _check_json(value)
         except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate raises a ValueError
             return f"{error} - at `$.{field}`"
-    return ""
+    kind = spec.parameters.get("type", "object")
+    return "" if kind == "object" else f"Expected a schema of type 'object', got {kind!r} - at `$.parameters`"
+
+
+def _check_json(value: Any) -> None:
+    """`TypeError` or `ValueError` for what a model client's encoder may refuse, which msgspec would write as
+    text: sets, numbers of other types, bytes, names that are not text."""
+    json.dumps(value, allow_nan=False)
+    _check_names(value)
+
+
+def _check_names(value: Any) -> None:
+    if isinstance(value, dict):
+        if not all(isinstance(name, str) for name in value):
+            raise TypeError("Expected names that are text")
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for inner in value:
+            _check_names(inner)
 
 
 def bare(spec: ToolSpec) -> ToolSpec:
