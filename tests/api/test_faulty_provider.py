@@ -203,6 +203,23 @@ def test_a_provider_that_names_no_one_is_named(service: ServiceThread, token: st
             assert why in refused["detail"]
 
 
+def test_a_refusal_is_answered_without_the_providers_metadata(
+    service: ServiceThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A provider that raises there costs no client its answer; the log names it."""
+
+    def raising(self: Faulty, resource: str) -> None:
+        raise LookupError("no metadata")
+
+    monkeypatch.setattr(Faulty, "resource_metadata", raising)
+    with service.client() as client:
+        refused = client.post("", json=text("hi"), headers={"authorization": ""})
+    assert problem(refused, 401, "unauthenticated")
+    assert refused.headers["www-authenticate"].startswith('Bearer error="invalid_token"')
+    assert "resource_metadata of the auth provider Faulty failed" in caplog.text
+    assert "LookupError: no metadata" in caplog.text
+
+
 @pytest.mark.parametrize("token", ["ada", "tenantless"])
 def test_others_are_served(service: ServiceThread, token: str) -> None:
     """Another caller of the same provider sends and reads, also where there are no tenants."""

@@ -98,8 +98,9 @@ async def test_what_a_model_wants_back_with_its_calls_survives_a_pause(native: s
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_fault_of_the_service_is_reported_as_one(streamed: bool) -> None:
-    """Not as an interruption: trying again does not help. covers: STATE-5"""
+async def test_a_fault_of_the_model_client_is_reported_as_one(streamed: bool) -> None:
+    """By the client's name, and without the text, which may quote its key. Not as an interruption: trying
+    again does not help. covers: STATE-5"""
 
     async def broken(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
         raise KeyError("a fault")
@@ -108,8 +109,9 @@ async def test_a_fault_of_the_service_is_reported_as_one(streamed: bool) -> None
     async with process(None, Scripted(broken)) as here:
         ended = await here.ask(streamed=streamed)
         assert ended.error is not None
-        assert (ended.status, ended.error.code) == ("Failed", "internal_error")
-        assert "a fault" not in ended.error.detail
+        assert (ended.status, ended.error.code) == ("Failed", "model_error")
+        said = "The model client Scripted is faulty: it raised KeyError. Contact the operator."
+        assert ended.error.detail == said
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,38 @@ async def test_whatever_a_model_client_raises_fails_its_request_alone(kind: type
     async with process(None, Scripted(broken, says("hello"))) as here:
         ended = await here.ask()
         assert ended.error is not None
-        assert (ended.status, ended.error.code) == ("Failed", "internal_error")
+        code = (
+            "internal_error" if kind is GeneratorExit else "model_error"
+        )  # that is how generators are closed
+        assert (ended.status, ended.error.code) == ("Failed", code)
+        assert (await here.ask(task_id=ended.task_id)).status == "Completed"
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        ("hello", "it yielded str, not TextDelta or ModelDone"),
+        (TextDelta(b"hello"), "it yielded a TextDelta of bytes"),  # type: ignore[arg-type]
+        (ModelDone(finish_reason="odd"), "it yielded a ModelDone that is wrong"),  # type: ignore[arg-type]
+        (ModelDone(finish_reason="stop", usage=7), "it yielded a ModelDone that is wrong"),  # type: ignore[arg-type]
+        (
+            ModelDone(finish_reason="tool_calls", tool_calls=("Shell-delete",)),  # type: ignore[arg-type]
+            "it yielded a ModelDone that is wrong",
+        ),
+    ],
+)
+async def test_a_model_client_that_yields_what_is_no_event_is_named(event: ModelEvent, why: str) -> None:
+    """Nothing of it is stored: it could not be read again."""
+
+    async def odd(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        yield event
+        yield ModelDone(finish_reason="stop")
+
+    async with process(None, Scripted(odd, says("hello"))) as here:
+        ended = await here.ask()
+        assert ended.error is not None
+        assert ended.error.code == "model_error"
+        assert ended.error.detail.startswith(f"The model client Scripted is faulty: {why}")
         assert (await here.ask(task_id=ended.task_id)).status == "Completed"
 
 

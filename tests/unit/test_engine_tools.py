@@ -9,7 +9,14 @@ from contextlib import suppress
 import pytest
 from engine_setup import ADA, Function, Scripted, Tools, Watched, calls, noting, process, says
 
-from tealagents.domain.errors import NeedsOwner, ToolFailed, described, ends_task, ungrouped
+from tealagents.domain.errors import (
+    NeedsAuthorization,
+    NeedsOwner,
+    ToolFailed,
+    described,
+    ends_task,
+    ungrouped,
+)
 from tealagents.domain.events import Recorded, ToolReturned
 from tealagents.domain.models import Json, ToolCall
 from tealagents.domain.ports import Commit, ToolContext
@@ -85,6 +92,19 @@ async def fails_twice_in_a_group(_: Json) -> str:
     return await in_a_group(ConnectionError("reset"), ConnectionError("refused"))
 
 
+def wants_no_authorization(_: Json) -> str:
+    raise NeedsAuthorization("files", None, None)  # type: ignore[arg-type]
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        sys.exit(9)
+
+
+def is_speechless(_: Json) -> str:
+    raise Speechless
+
+
 @pytest.mark.parametrize(
     ("does", "words"),
     [
@@ -97,6 +117,8 @@ async def fails_twice_in_a_group(_: Json) -> str:
         (fails_in_a_group, "Error: LookupError: no such city"),
         (says_why_in_a_group, "Error: the river is closed"),
         (fails_twice_in_a_group, "Error: ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)"),
+        (wants_no_authorization, "Error: the authorization that it needs is wrong"),
+        (is_speechless, "Error: Speechless"),
     ],
 )
 async def test_a_tool_that_ends_oddly_is_an_error_reported_to_the_model(does: object, words: str) -> None:

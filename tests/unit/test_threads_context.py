@@ -384,6 +384,22 @@ async def test_a_task_can_be_imported_whatever_a_reducer_tried_to_keep(
     assert noting.seen == [None, 1, 1]
 
 
+async def test_a_provider_cannot_change_the_answer(store: CountedStore) -> None:
+    """It is handed the messages of the turn, and other providers are as well."""
+
+    class Clearing(ContextProvider):
+        async def invoked(
+            self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
+        ) -> None:
+            response.clear()  # type: ignore[attr-defined]
+
+    async with Engine(store, ScriptedModel(), providers=Providers([Clearing()])) as engine:
+        record = await engine.say("hello")
+        (failed,) = [step for step in await engine.steps(record.task_id) if step.is_error]
+    assert record.status == "Completed"
+    assert failed.name == "Clearing"
+
+
 async def test_what_many_keep_is_bounded_in_all(store: CountedStore) -> None:
     """The largest changes are undone; what is as it was stays. covers: THREAD-10, TASK-5"""
 

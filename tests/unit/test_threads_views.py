@@ -1,5 +1,6 @@
 """Views and reducers: what of a conversation the model is sent."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from copy import deepcopy
 from typing import Any
@@ -486,6 +487,21 @@ async def texts_within(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncI
         yield part.changed(["hello"])  # type: ignore[list-item]
 
 
+async def numbers_within(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+    async for part in parts:
+        yield part.changed([msgspec.structs.replace(each, items=(5,)) for each in part.messages])
+
+
+async def leaving(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+    raise SystemExit("no such part")
+    yield
+
+
+async def canceled(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+    raise asyncio.CancelledError("no such part")
+    yield
+
+
 async def no_messages(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
     yield Part(messages=5)  # type: ignore[arg-type]
 
@@ -548,6 +564,9 @@ async def test_what_a_reducer_raises_is_made_storable() -> None:
         ([raising], "cannot begin"),
         ([every_other, raising], "cannot begin"),
         ([failing_in_a_group], "LookupError: no such part"),
+        ([leaving], "SystemExit: no such part"),
+        ([canceled], "CancelledError: no such part"),
+        ([numbers_within], "yielded a Message whose items are not all of the class Item"),
         ([texts_only], "yielded str, not a Part"),
         ([texts_within], "yielded a Part with a str in place of a Message"),
         ([no_messages], "not iterable"),

@@ -1,5 +1,6 @@
 """Who is asking: the bearer token of a request (RFC 6750), and where to get one (RFC 9728)."""
 
+import logging
 import re
 from collections.abc import Sequence
 from inspect import isawaitable
@@ -23,6 +24,8 @@ from tealagents.domain.models import Caller, Json, User
 from tealagents.domain.ports import Authenticator
 from tealagents.domain.texts import check_user_id
 from tealagents.outbound.addresses import host_of
+
+log = logging.getLogger(__name__)
 
 _HEADER = re.compile(rb"bearer +(\S+) *", re.IGNORECASE)
 #: a Host header that can stand in a URL, and in a quoted string, as it is
@@ -148,7 +151,13 @@ class ProtectedResource:
     def challenge(self, request: Request) -> str:
         """The beginning of `WWW-Authenticate`: where the authority's name is, if there is one."""
         resource = self.url(request)
-        if self._authenticator.resource_metadata(resource) is None:
+        try:
+            if self._authenticator.resource_metadata(resource) is None:
+                return "Bearer"
+        except (Exception, SystemExit):  # a refusal is answered, whatever a third party's provider does
+            log.exception(
+                "resource_metadata of the auth provider %s failed", type(self._authenticator).__name__
+            )
             return "Bearer"
         parts = urlsplit(resource)
         return f'Bearer resource_metadata="{parts.scheme}://{parts.netloc}{WELL_KNOWN}{parts.path}"'

@@ -400,7 +400,7 @@ def described(error: BaseException) -> str:
     try:
         text = str(error.detail if isinstance(error, TealError) else error)
         return f"{type(error).__name__}: {text}" if text else type(error).__name__
-    except Exception:  # noqa: BLE001 — `__str__` is a plugin's code, too
+    except (Exception, SystemExit):  # noqa: BLE001 — `__str__` is a plugin's code, too
         return type(error).__name__
 
 

@@ -5,16 +5,17 @@ the next one, so that nothing happens that was not written down first.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert, to_builtins
 from msgspec.structs import replace
 
 from tealagents.domain import ids
-from tealagents.domain.errors import ModelFailed, ToolRoundsExceeded
+from tealagents.domain.errors import ModelFailed, TealError, ToolRoundsExceeded, ends_task
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import (
     LONGEST_NATIVE,
@@ -27,13 +28,15 @@ from tealagents.domain.models import (
     ToolChoice,
     ToolSpec,
 )
-from tealagents.domain.ports import Clock, ModelCall
+from tealagents.domain.ports import Clock, Model, ModelCall
 from tealagents.domain.texts import enumerated, storable
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import Prompt
 from tealagents.engine.toolbox import NAMES_LISTED, Toolbox, ToolOutput
 from tealagents.threads.views import Report
 from tealagents.unwinding import unwound
+
+log = logging.getLogger(__name__)
 
 #: characters of a tool's name, which a model may make up
 LONGEST_NAME = 200
@@ -281,13 +284,27 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
         done = reply.ended()
     except BaseException as error:
         watch.failed(error)
-        if isinstance(error, RecursionError):
-            raise ModelFailed("The model service's reply is nested too deeply to be read.") from None
-        raise
+        if isinstance(error, TealError | GeneratorExit) or ends_task(error):
+            raise
+        raise _faulty(model, error) from error
     watch.done(done, "".join(reply.text))
     state.prompt.sent()
     _continue_from(state, done.response_id)
     yield _answered(state, call, reply, done)
+
+
+class _Unusable(Exception):
+    """A model client has yielded what is no event."""
+
+
+def _faulty(model: Model, error: BaseException) -> ModelFailed:
+    """For what a third party's client raised, whose text may quote its key: only the log has that."""
+    if isinstance(error, RecursionError):
+        return ModelFailed("The model service's reply is nested too deeply to be read.")
+    name = type(model).__name__
+    log.error("the model client %s failed", name, exc_info=error)
+    why = str(error) if isinstance(error, _Unusable) else f"it raised {type(error).__name__}"
+    return ModelFailed(f"The model client {name} is faulty: {why}. Contact the operator.")
 
 
 def _continue_from(state: LoopState, response_id: str | None) -> None:
@@ -312,17 +329,19 @@ class _Reply(Struct):
     done: ModelDone | None = None
 
     def take(self, batch: Sequence[ModelEvent]) -> list[TextDelta]:
-        """Takes a batch of events; returns its text deltas, made storable."""
+        """Takes a batch of events; returns its text deltas, made storable. `_Unusable` for other objects."""
         deltas: list[TextDelta] = []
         for event in batch:
             if isinstance(event, TextDelta):
+                if not isinstance(event.text, str):
+                    raise _Unusable(f"it yielded a TextDelta of {type(event.text).__name__}")
                 if self.half is None and storable(event.text) is event.text:
                     deltas.append(event)
                 else:
                     deltas += self._joined(event)
             else:
                 deltas += self._lone_half()
-                self.done = event
+                self.done = _checked(event)
         for delta in deltas:
             self.text.append(delta.text)
             self.refusal = self.refusal or delta.refusal
@@ -353,6 +372,16 @@ class _Reply(Struct):
             # stored as answered, the filtered message would be sent, and refused, again with every later turn
             raise ModelFailed("The model service's content filter refused the message. Rephrase it.")
         return self.done
+
+
+def _checked(event: object) -> ModelDone:
+    if not isinstance(event, ModelDone):
+        raise _Unusable(f"it yielded {type(event).__name__}, not TextDelta or ModelDone")
+    try:
+        convert(to_builtins(event), ModelDone)
+    except (ValidationError, TypeError) as error:
+        raise _Unusable(f"it yielded a ModelDone that is wrong: {error}") from None
+    return event
 
 
 def _answered(state: LoopState, call: ModelCall, reply: _Reply, done: ModelDone) -> Answered:

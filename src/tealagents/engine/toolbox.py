@@ -76,6 +76,14 @@ class ToolOutput(Struct, frozen=True):
         return "failed" if self.is_error else "done"
 
 
+class _Authorization(Struct, frozen=True):
+    """What a tool's `NeedsAuthorization` says, checked: the tool may be third-party code."""
+
+    server: str
+    url: str
+    scopes: list[str]
+
+
 class CallContext:
     """A tool's view of the request it serves (`ports.ToolContext`)."""
 
@@ -337,8 +345,14 @@ class Toolbox:
                 return Deferred(call, None, changed=True)
             output = await self._attempt(tool, call, context)
         except NeedsAuthorization as need:
-            where = {"server": need.server, "url": need.url, "scopes": list(need.scopes)}
-            return Deferred(replace(call, begun=call.begun or need.begun), where)
+            where = {"server": need.server, "url": need.url, "scopes": need.scopes}
+            try:
+                where = msgspec.to_builtins(msgspec.convert(where, _Authorization))
+            except msgspec.ValidationError as wrong:
+                output, is_error = f"Error: the authorization that it needs is wrong: {wrong}.", True
+                unknown = call.begun or need.begun
+            else:
+                return Deferred(replace(call, begun=call.begun or need.begun), where)
         except NeedsOwner as need:
             return Deferred(replace(call, begun=call.begun or need.begun), None)
         except ToolFailed as failure:

@@ -214,6 +214,7 @@ class Providers:
 
         `ContextProviderFailed` if a required one fails, unless the request has already failed with `error`.
         """
+        response = tuple(response)  # the turn continues with its own
         calls = [
             _watched(
                 each,

@@ -21,9 +21,9 @@ from typing import Literal, Protocol, runtime_checkable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.errors import InvalidRequest, TealError, ViewFailed, described, ungrouped
+from tealagents.domain.errors import InvalidRequest, TealError, ViewFailed, described, ends_task, ungrouped
 from tealagents.domain.json_limits import TOO_SLOW, too_slow
-from tealagents.domain.models import Json, Message, TokenUsage
+from tealagents.domain.models import Item, Json, Message, TokenUsage
 from tealagents.domain.ports import Model
 from tealagents.domain.texts import check_storable, storable
 from tealagents.state.codec import encode_json
@@ -181,7 +181,9 @@ class View:
                     raise TypeError(f"it reported {type(report).__name__}, not a Report")
         except TealError:
             raise
-        except Exception as error:
+        except BaseException as error:  # a reducer may be third-party code
+            if ends_task(error):
+                raise
             which = "The reducer" if len(self.names) == 1 else "One of the reducers"
             why = storable(described(error))
             raise ViewFailed(f"{which} {', '.join(self.names)} failed ({why}).") from error
@@ -233,6 +235,8 @@ def _checked(part: object) -> Part:
     for each in part.messages:
         if not isinstance(each, Message):
             raise TypeError(f"it yielded a Part with a {type(each).__name__} in place of a Message")
+        if not all(isinstance(item, Item) for item in each.items):
+            raise TypeError("it yielded a Message whose items are not all of the class Item")
     if not isinstance(part.standing, str):
         raise TypeError(f"it yielded a Part whose standing text is {type(part.standing).__name__}")
     return part

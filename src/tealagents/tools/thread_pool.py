@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from tealagents.domain.errors import ToolFailed
+from tealagents.domain.errors import ToolFailed, described
 
 _Result = TypeVar("_Result")
 
@@ -119,4 +119,4 @@ def _carried(raised: BaseException) -> Exception:
         )
     if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
         return raised
-    return RuntimeError(f"it raised {type(raised).__name__}")
+    return RuntimeError(f"it raised {described(raised)}")
