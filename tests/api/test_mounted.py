@@ -98,3 +98,12 @@ async def test_a_service_whose_lifespan_has_not_run_says_so(service: Host) -> No
     async with client(Starlette(routes=[Mount("/", service)])) as asking:
         with pytest.raises(RuntimeError, match=r"its lifespan has not run.* Starlette\(lifespan="):
             await asking.get(service.exchange.settings.prefix + "/health/ready")
+
+
+async def test_a_service_that_has_run_is_not_started_again(service: Host) -> None:
+    """It would refuse each message as one that shuts down, for as long as it runs."""
+    async with mounted(service, ""):
+        pass
+    with pytest.raises(RuntimeError, match="has been started before"):
+        async with mounted(service, ""):
+            pass

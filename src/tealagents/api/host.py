@@ -78,6 +78,8 @@ class Host:
 
         An application that this one is mounted in enters it in its own: a server knows only that one.
         """
+        if self._has_started:  # it would refuse each message, as it did when it was stopped
+            raise RuntimeError("The service has been started before. Create an application for each start.")
         async with self._service(app), AsyncExitStack() as stack:
             for served in self._others:
                 if served.lifespan is not None:
