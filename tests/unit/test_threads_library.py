@@ -60,6 +60,7 @@ from tealagents.threads import (
     WorkflowThread,
 )
 from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.message_stores import MemoryMessages
 from tealagents.threads.reducers import TokenBudget, TokenBudgetOptions
 from tealagents.threads.summaries import Summarize, SummarizeOptions
 
@@ -988,6 +989,39 @@ async def test_the_main_thread_of_a_workflow_is_as_its_agents_others(
             assert main.kind == kind
             assert texts(await agent.list_messages(workflow)) == ["hello", "Hello! How can I help?"]
     assert len(list(tmp_path.glob("kept/*"))) == (2 if kind == "local" else 0)
+
+
+class SetStore(MemoryMessages):
+    def serialize(self) -> Any:
+        return {self.key}
+
+
+class AsyncStore(MemoryMessages):
+    async def serialize(self) -> Any:  # type: ignore[override]
+        return {"key": self.key}
+
+
+class MuteStore:
+    key = "mute"
+
+    async def add_messages(self, messages: object) -> None: ...
+
+
+async def test_a_thread_that_could_not_be_opened_again_is_not_written(make: MakeAgent) -> None:
+    """For a message store of one's own that says in another shape how to reconnect. covers: THREAD-1"""
+    for stores, given in ((SetStore, "set"), (AsyncStore, "coroutine")):
+        async with make(message_stores=stores) as agent:
+            thread = agent.new_thread()
+            await agent.run("hello", thread)
+            with pytest.raises(
+                ThreadConfigError, match=rf"{stores.__name__} .* returned {given}, not a dict"
+            ):
+                thread.to_json()
+    async with make(message_stores=MuteStore) as agent:
+        with pytest.raises(
+            ThreadConfigError, match=r"MuteStore has no list_messages, serialize, update_from_"
+        ):
+            agent.new_thread()
 
 
 async def test_an_identity_is_enough_for_a_remote_thread(

@@ -584,6 +584,18 @@ class P(Plugin):
     assert await asyncio.gather(*calls) == ["done"] * 70
 
 
+async def test_what_a_blocking_tool_raises_keeps_its_text() -> None:
+    """Whatever its class: the model is sent it."""
+
+    class Panic(BaseException): ...
+
+    def panics() -> str:
+        raise Panic("index out of bounds")
+
+    with pytest.raises(RuntimeError, match="it raised Panic: index out of bounds"):
+        await ThreadPool(1).run(panics, "panics", ("t", "ada"))
+
+
 async def test_a_free_thread_goes_to_the_owner_with_the_fewest_calls() -> None:
     """A message with many calls, of synchronous tools, keeps no other user waiting until all are made."""
     pool, made = ThreadPool(2), list[str]()

@@ -16,7 +16,13 @@ from tealagents.domain.models import Item, Json, Message, Origin
 from tealagents.domain.texts import check_encodable
 from tealagents.state.history import up_to
 from tealagents.threads.base import AgentThread, ThreadCheckpoint
-from tealagents.threads.message_stores import MessageStore, MessageStoreFactory, SealedMessages
+from tealagents.threads.message_stores import (
+    MessageStore,
+    MessageStoreFactory,
+    SealedMessages,
+    checked_store,
+    serialized,
+)
 from tealagents.threads.views import Part, parts_of
 
 
@@ -116,7 +122,7 @@ class LocalThread(AgentThread):
         self._pending: list[str] = []
         self._edits: dict[str, str] = {}
         made = stores() if store is None and stores is not None else store
-        self._stored = StoredMessages(made, self._messages.values()) if made is not None else None
+        self._stored = None if made is None else StoredMessages(checked_store(made), self._messages.values())
         if self._stored is not None:
             self._stored.is_read = store is None
 
@@ -303,7 +309,7 @@ class LocalThread(AgentThread):
             "pending": list(self._pending),
             "edits": dict(self._edits),
             "dropped": [] if stored is None else sorted(stored.dropped),
-            "store": None if stored is None else stored.store.serialize(),
+            "store": None if stored is None else serialized(stored.store),
         }
 
     @classmethod

@@ -13,6 +13,7 @@ import threading
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from inspect import iscoroutine
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -67,6 +68,29 @@ class MessageStore(Protocol):
 
 #: makes the store of a new thread
 MessageStoreFactory = Callable[[], MessageStore]
+
+
+_METHODS = ("add_messages", "list_messages", "serialize", "update_from_state", "clear")
+
+
+def checked_store(store: MessageStore) -> MessageStore:
+    """The store. `ThreadConfigError` if it lacks a method: it may be third-party code."""
+    if lacking := [name for name in _METHODS if not callable(getattr(store, name, None))]:
+        raise ThreadConfigError(f"The message store {type(store).__name__} has no {', '.join(lacking)}.")
+    return store
+
+
+def serialized(store: MessageStore) -> Json:
+    """What the store serializes to. `ThreadConfigError` if no thread could be opened with it again."""
+    state: object = store.serialize()
+    if isinstance(state, dict):
+        return state
+    if iscoroutine(state):
+        state.close()
+    raise ThreadConfigError(
+        f"The message store {type(store).__name__} is faulty: serialize() returned {type(state).__name__}, "
+        "not a dictionary."
+    )
 
 
 class MemoryMessages:
@@ -227,7 +251,7 @@ class SealedMessages:
         return f"messages/{self.key}"
 
     def serialize(self) -> Json:
-        return {**self._store.serialize(), "sealed": True}
+        return {**serialized(self._store), "sealed": True}
 
     async def add_messages(self, messages: Sequence[Message]) -> None:
         await self._store.add_messages([self._sealed(each) for each in messages])
