@@ -28,6 +28,9 @@ __all__ = ["MOST_HEAD", "BoundedProtocol", "CountingProtocol", "server_options"]
 
 #: the most bytes of a request's line and headers together, and of the framing between two chunks of a body
 MOST_HEAD: Final = 64 * 1024
+#: bytes that are parsed at a time, and that may wait behind pipelined requests while more is read: a request
+#: that is parsed takes up to a hundred times its size
+_PART: Final = 16 * 1024
 #: bytes of memory that a fragment of a WebSocket message takes in addition to its content
 FRAGMENT: Final = 64
 
@@ -93,16 +96,25 @@ class _Event:
 
 
 class _Flow(FlowControl):
-    """Uvicorn's flow control, with `_Event` in place of an `asyncio.Event`."""
+    """Uvicorn's flow control, with `_Event` in place of an `asyncio.Event`.
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    Uvicorn reads on whenever a request is answered, or its body is asked for, and so notices a client that
+    leaves. This does so only as long as little waits behind the request, or a client could send ever more.
+    """
+
+    def __init__(self, transport: asyncio.Transport, pipeline: "_Pipeline") -> None:
         self._transport = transport
+        self._pipeline = pipeline
         self.read_paused = self.write_paused = False
         self._writable = _Event()
         self._writable.set()
 
     async def drain(self) -> None:
         await self._writable.wait()
+
+    def resume_reading(self) -> None:
+        if len(self._pipeline.unparsed) < _PART:
+            super().resume_reading()
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -115,6 +127,12 @@ class _Flow(FlowControl):
 
 class _Pipeline(list[Any]):
     """Pipelined requests. Few clients send any, and a `deque` takes 0.7 KB per connection."""
+
+    __slots__ = ("unparsed",)
+
+    def __init__(self) -> None:
+        #: what was received behind these requests; it is parsed once the last one's turn has come
+        self.unparsed = b""
 
     def appendleft(self, item: Any) -> None:
         self.insert(0, item)
@@ -175,7 +193,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = _Parser(self)
-        self.pipeline = _Pipeline()  # type: ignore[assignment]
+        self.pipeline: _Pipeline = _Pipeline()  # type: ignore[assignment]
         #: the request that is being answered; `cycle` is the one that was received last
         self._answering: RequestResponseCycle | None = None
         #: a request has begun, and its body is not complete
@@ -189,7 +207,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = _Flow(transport)
+        self.flow = _Flow(transport, self.pipeline)
         self._set_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -271,6 +289,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._unread = 0  # an equal number of bytes of the next answer is no sign of a stalled client
+        if not (self.pipeline or self.transport.is_closing()):
+            data, self.pipeline.unparsed = self.pipeline.unparsed, b""
+            if data:
+                self.data_received(data)
+                self.flow.resume_reading()
         self._watch()
 
     def pause_writing(self) -> None:
@@ -282,12 +305,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unread = 0  # the client has read something
 
     def data_received(self, data: bytes) -> None:
-        self._overhead += len(data)
         timer = self.timeout_keep_alive_task
         untaken = timer is not None and self.transport.get_write_buffer_size() > 0
         if untaken:  # keep the timer: sending more does not excuse a client from reading
             self.timeout_keep_alive_task = None
-        super().data_received(data)
+        self._parse(data)
         if untaken and self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = timer
         if self not in self.connections:  # a WebSocket has taken over
@@ -296,6 +318,20 @@ class BoundedProtocol(HttpToolsProtocol):
             self._too_large = True
             self.send_400_response("")
         self._watch()
+
+    def _parse(self, data: bytes) -> None:
+        """Parses what was received, except for what follows a request that waits in the pipeline."""
+        for start in range(0, len(data), _PART):
+            if self.pipeline:
+                self.pipeline.unparsed += data[start:]
+                if len(self.pipeline.unparsed) >= _PART:
+                    self.flow.pause_reading()
+                return
+            part = data[start : start + _PART]
+            self._overhead += len(part)
+            super().data_received(part)
+            if self.transport.is_closing() or self not in self.connections:
+                return
 
     def _watch(self) -> None:
         """Sets the idle timer, unless the application is still working on an answer.
