@@ -18,6 +18,7 @@ from tealagents.domain.models import (
     Caller,
     Head,
     IdempotencyRecord,
+    Json,
     Message,
     MessageBody,
     RequestEnd,
@@ -25,7 +26,8 @@ from tealagents.domain.models import (
 )
 from tealagents.domain.paths import holds
 from tealagents.state import keys, latest
-from tealagents.state.history import request_start
+from tealagents.state.codec import encode_json
+from tealagents.state.history import PAGE_BYTES, request_start
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.queue import waiting_message
 
@@ -202,24 +204,31 @@ async def page(
     exchange: Exchange,
     caller: Caller,
     wanted: Callable[[RequestRecord], bool],
-    shown: Callable[[RequestView], Awaitable[K]],
+    shown: Callable[[RequestView], Awaitable[Json]],
     token: str,
     limit: int,
-) -> tuple[list[K], str, int]:
+) -> tuple[list[Json], str, int]:
     """A page of the requests that are wanted, those that changed last first, as `shown` makes them.
 
-    With it come the token of the next page, empty where there is none, and how many there are on all.
-    Requests that are deleted meanwhile are left out. `InvalidRequest` for a token that this did not give out.
+    If they are large, it ends before `limit`, at `PAGE_BYTES`. With it come the token of the next page, empty
+    where there is none, and how many there are on all. Requests that are deleted meanwhile are left out.
+    `InvalidRequest` for a token that this did not give out.
     """
     behind = latest.Changed.parse(token, "pageToken") if token else None
     partition = exchange.partition(caller)
     found = await latest.page(exchange.tasks, partition, wanted, behind=behind, limit=limit)
-    documents = list[K]()
+    documents, size = list[Json](), 0
+    places, last = list[latest.Changed](), found.last
     for record in found.records:
         with suppress(NotFound):
-            view = RequestView(record=record, partition=partition, caller=caller, own=True)
-            documents.append(await shown(view))
-    return documents, str(found.last or ""), found.total
+            document = await shown(RequestView(record=record, partition=partition, caller=caller, own=True))
+            size += len(encode_json(document))
+            if documents and size > PAGE_BYTES:
+                last = min(places)  # one that has changed since it was found has moved to the front
+                break
+            documents.append(document)
+            places.append(latest.Changed(record.changed_at, record.request_id))
+    return documents, str(last or ""), found.total
 
 
 def kept(record: RequestRecord, name: str, kind: type[K]) -> K | None:

@@ -532,6 +532,20 @@ def test_tasks_are_listed_those_that_changed_last_first(wire: Wire, eves: Wire) 
     assert eves.result("ListTasks", {"contextId": first["contextId"]})["tasks"] == []
 
 
+def test_a_page_of_large_tasks_ends_early(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of a hundred large histories would block all other callers. [CORE-LIST-002]"""
+    first = wire.send()
+    tasks = [first, *(wire.send(contextId=first["contextId"]) for _ in range(2))]
+    monkeypatch.setattr(requests, "PAGE_BYTES", 10)
+    query: dict[str, Any] = {"contextId": first["contextId"], "historyLength": 1}
+    pages = [wire.result("ListTasks", query)]
+    while token := pages[-1]["nextPageToken"]:
+        pages.append(wire.result("ListTasks", {**query, "pageToken": token}))
+    listed = [[task["id"] for task in page["tasks"]] for page in pages]
+    assert listed == [[task["id"]] for task in reversed(tasks)]
+    assert {page["totalSize"] for page in pages} == {3}
+
+
 def test_a_task_that_is_deleted_while_it_is_listed_is_left_out(
     wire: Wire, ada: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """A2A's operations over the exchange."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from a2a.server.context import ServerCallContext
@@ -125,11 +126,9 @@ class Handler(RequestHandler):
             state = pb.TaskState.Value(documents.task(record)["status"]["state"])
             return sent and params.status in (0, state) and record.changed_at.timestamp() >= since
 
-        async def shown(view: RequestView) -> pb.Task:
-            return ParseDict(await self._document(view, params), pb.Task())
-
+        shown = partial(self._document, limits=params)
         page = await requests.page(self._exchange, call.caller, wanted, shown, params.page_token, size)
-        tasks, token, total = page
+        tasks, token, total = [ParseDict(each, pb.Task()) for each in page[0]], *page[1:]
         return pb.ListTasksResponse(tasks=tasks, next_page_token=token, page_size=size, total_size=total)
 
     @_answers
