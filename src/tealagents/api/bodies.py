@@ -30,6 +30,7 @@ from tealagents.domain.json_limits import (
     MOST_EXTREMES,
     MOST_VALUES,
     TOO_SLOW,
+    measured,
     too_many,
     too_slow,
 )
@@ -229,7 +230,29 @@ def parse(body: bytes, *, around: int = 0) -> Any:
 def _check_values(body: bytes, most: int) -> None:
     """Refuses a body of too many values before any is made. Commas and brackets in texts are none."""
     if too_many(body, most):
-        raise InvalidRequest("body", f"holds more than {most:,} JSON values; send less, or in several parts")
+        _too_many(most)
+
+
+def _too_many(most: int) -> NoReturn:
+    raise InvalidRequest("body", f"holds more than {most:,} JSON values; send less, or in several parts")
+
+
+class Documents:
+    """JSON documents within one body: all together have the limits of a body."""
+
+    def __init__(self) -> None:
+        self._values = self._extremes = 0
+
+    def parse(self, document: bytes) -> Any:
+        """As `parse`, for the next one."""
+        values, extremes = measured(document)
+        self._values += values
+        self._extremes += extremes
+        if self._values > VALUES:
+            _too_many(VALUES)
+        if self._extremes > MOST_EXTREMES:
+            raise InvalidRequest("body", TOO_SLOW)
+        return parse(document)
 
 
 def identified(body: bytes) -> Json | None:

@@ -48,16 +48,22 @@ def is_text(media_type: str) -> bool:
     return media_type.strip().lower().startswith("text/")
 
 
-def inline(raw: bytes, media_type: str, field: str) -> Item | None:
-    """The item that bytes of a media type are: an image, JSON, or text in UTF-8. None for any other type.
+class Inline:
+    """The items that bytes in one message are."""
 
-    `InvalidRequest`, for JSON of the field `body`.
-    """
-    if raw and media_type in IMAGES:
-        return Item("image", f"data:{media_type};base64,{base64.b64encode(raw).decode()}")
-    if media_type == "application/json":
-        return Item("text", encode_json(bodies.parse(raw)).decode())
-    return Item("text", _text(raw, field)) if is_text(media_type) else None
+    def __init__(self) -> None:
+        self._json = bodies.Documents()
+
+    def item(self, raw: bytes, media_type: str, field: str) -> Item | None:
+        """The item that bytes of a media type are: an image, JSON, or text in UTF-8. None for any other type.
+
+        `InvalidRequest`, for JSON of the field `body`.
+        """
+        if raw and media_type in IMAGES:
+            return Item("image", f"data:{media_type};base64,{base64.b64encode(raw).decode()}")
+        if media_type == "application/json":
+            return Item("text", encode_json(self._json.parse(raw)).decode())
+        return Item("text", _text(raw, field)) if is_text(media_type) else None
 
 
 def _text(raw: bytes, field: str) -> str:

@@ -52,6 +52,12 @@ def too_many(data: bytes, most: int) -> bool:
     return strings == strings_at_most or _places(outside) > most
 
 
+def measured(data: bytes) -> tuple[int, int]:
+    """How many values unparsed JSON may hold, and how many numbers with three-digit exponents."""
+    outside = _without_texts(data)
+    return _places(outside), sum(1 for _ in _EXTREME.finditer(outside))
+
+
 def _without_texts(data: bytes) -> bytes:
     quoted = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
     if quoted.count(b'"') > _QUOTES:

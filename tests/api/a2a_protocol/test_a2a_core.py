@@ -22,6 +22,7 @@ from talk import working_service
 
 from tealagents.api import requests
 from tealagents.api.exchange import Exchange, RequestView
+from tealagents.domain.json_limits import MOST_EXTREMES, MOST_VALUES
 from tealagents.domain.models import Caller
 from tealagents.state import latest
 from tealagents.state.new_message import Key, NewMessage
@@ -186,6 +187,23 @@ def test_what_a_message_may_be_made_of(wire: Wire) -> None:
     ):
         refused = wire.error("SendMessage", {"message": message(parts=[part])})
         assert refused == (-32005 if wire.rpc else 400, "CONTENT_TYPE_NOT_SUPPORTED"), part
+
+
+@pytest.mark.parametrize(("each", "most"), [(b"[1,2]", MOST_VALUES // 3), (b"1e300", MOST_EXTREMES)])
+def test_json_in_raw_parts_has_the_limits_of_a_body_together(wire: Wire, each: bytes, most: int) -> None:
+    """Base64 hides it from the limits of the body that brings it."""
+
+    def part(count: int) -> Json:
+        raw = base64.b64encode(b"[" + b",".join([each] * count) + b"]").decode()
+        return {"raw": raw, "mediaType": "application/json"}
+
+    few, rest = part(most // 2), part(most - most // 2 + 1)
+    for taken in (few, rest):
+        assert (
+            state(wire.send(parts=[taken, {"raw": "W10=", "mediaType": "application/json"}])) == "COMPLETED"
+        )
+    refused = wire.error("SendMessage", {"message": message(parts=[few, rest])})
+    assert refused == (-32602 if wire.rpc else 400, "INVALID_PARAMS")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from a2a.utils.errors import ContentTypeNotSupportedError
 
 from tealagents.api.decisions import pause_text, pending
 from tealagents.api.http import timestamp
-from tealagents.api.items import IMAGES, decoded, inline, is_text, media
+from tealagents.api.items import IMAGES, Inline, decoded, is_text, media
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, Item, Json, Message, RequestRecord
 from tealagents.state.codec import encode_json
@@ -62,17 +62,18 @@ def _part(item: Item) -> Json:
 
 def items(message: pb.Message, sent: Json) -> tuple[Item, ...]:
     """The items of a message; `sent` is its JSON: in 0.3 its role is `user`, and bytes are in a `file`."""
-    return tuple(_item(part, sent, n) for n, part in enumerate(message.parts))
+    inline = Inline()
+    return tuple(_item(part, sent, n, inline) for n, part in enumerate(message.parts))
 
 
-def _item(part: pb.Part, message: Json, n: int) -> Item:
+def _item(part: pb.Part, message: Json, n: int, inline: Inline) -> Item:
     sent, field = message["parts"][n], f"message.parts.{n}"
     kind, media = part.WhichOneof("content"), part.media_type.partition(";")[0].strip().lower()
     if kind is None:
         raise InvalidRequest(field, "has no content: text, data or raw")
     if kind == "raw":  # as it was sent: the libraries skip what is no base64
         raw = decoded(sent["file"]["bytes"] if message["role"] == "user" else sent["raw"], f"{field}.raw")
-        if (item := inline(raw, media, f"{field}.raw")) is not None:
+        if (item := inline.item(raw, media, f"{field}.raw")) is not None:
             return item
     elif kind != "url" and (media in ("", "application/json") or is_text(media)):
         return Item("text", part.text if kind == "text" else encode_json(sent["data"]).decode())
