@@ -3,16 +3,21 @@
 import copy
 import json
 import random
+import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
 from wire import JSON, Json, problem, text
 
+from tealagents.api import bodies
 from tealagents.domain.json_limits import DEEPEST, MOST_EXTREMES
 from tealagents.domain.texts import storable_json
+from tealagents.state import importing
 from tealagents.testing.service import ServiceThread, offline_service
 
 SCRIPT = {"rules": [{"when": "fail", "reply": {"error": {"status": 400, "message": "not that"}}}]}
@@ -98,6 +103,28 @@ def test_an_untouched_document_becomes_the_same_task(service: ServiceThread) -> 
         task = ada.post("/tasks/import", json=document).raise_for_status().json()["task_id"]
         assert ada.get(f"/tasks/{task}/messages").json()["items"]
         assert [ask(ada, method, path, task).status_code < 300 for method, path in READS]
+
+
+@pytest.mark.parametrize(("module", "step"), [(bodies, "parse"), (importing, "read")])
+def test_other_callers_do_not_wait_until_a_document_is_read(
+    service: ServiceThread, monkeypatch: pytest.MonkeyPatch, module: ModuleType, step: str
+) -> None:
+    """The largest one takes half a second."""
+    begun, answered, reads = threading.Event(), threading.Event(), getattr(module, step)
+
+    def reads_slowly(*args: Any, **fields: Any) -> Any:
+        begun.set()
+        assert answered.wait(30)
+        return reads(*args, **fields)
+
+    with service.client("ada") as ada, service.client("eve") as eve, ThreadPoolExecutor() as pool:
+        document = renamed(exported(ada))
+        monkeypatch.setattr(module, step, reads_slowly)
+        imported = pool.submit(ada.post, "/tasks/import", json=document)
+        assert begun.wait(30)
+        assert eve.get("/me", timeout=25).status_code == 200
+        answered.set()
+        assert imported.result().status_code == 201
 
 
 def test_what_requests_brought_one_by_one_a_document_may_bring_at_once(service: ServiceThread) -> None:

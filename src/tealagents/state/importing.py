@@ -1,5 +1,6 @@
 """Imports tasks from their documents."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -69,7 +70,7 @@ class TaskImporter:
 
         Raises `InvalidRequest`, `NotOwner`, `AlreadyExists`, `NotFound` (a deleted session).
         """
-        document = read(value, caller.user)
+        document = await asyncio.to_thread(read, value, caller.user)
         task_id = document.task.task_id
         if task_id in self._importing:
             raise _exists(task_id)

@@ -1,6 +1,8 @@
 """Tasks at another point, or in another place: rollback, fork, export, import."""
 
+import asyncio
 import hashlib
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -106,9 +108,14 @@ async def import_task(request: Request) -> Response:
     bodies.require_json(request)
     sent = await exchange.raw_body(request)
     with exchange.holding(caller, len(sent)):
-        digest, document = hashlib.sha256(sent).hexdigest(), bodies.parse(sent, around=AROUND)
+        # in a thread, so that other callers need not wait until the largest body is read
+        digest, document = await asyncio.to_thread(_read, sent)
         del sent
         return _made(exchange, await exchange.importer.import_(caller, document, digest))
+
+
+def _read(sent: bytes) -> tuple[str, Any]:
+    return hashlib.sha256(sent).hexdigest(), bodies.parse(sent, around=AROUND)
 
 
 def _made(exchange: Exchange, head: Head) -> Response:
