@@ -397,9 +397,11 @@ class ServiceWiring:
             stack.enter_context(telemetry.configured(config.telemetry, config.name, config.version))
             plain = plain_store(config.persistence)
             existed = await _is_there(plain)
-            await stack.enter_async_context(
-                Held(self.store, "store", StoreConfigError, wrapped=plain, vital=True)
+            is_ours = type(plain).__module__.startswith("tealagents.")  # it may be told to wait for longer
+            store = Held(
+                self.store, "store", StoreConfigError, wrapped=plain, vital=True, bounded=not is_ours
             )
+            await stack.enter_async_context(store)
             if not existed:
                 log.warning(
                     "there was no store at %s: a new one was created; check TA_PERSISTENCE or "

@@ -36,7 +36,7 @@ class Held:
         has `wrapped`; `error` is the class of the errors.
 
         `vital`: if it fails while it is open, the task that opened it is canceled, and leaves with its error.
-        Not `bounded`: it closes others, each within a limit of its own.
+        Not `bounded`: what it closes has limits of its own.
         """
         self._context = context
         self._kind = type(context if wrapped is None else wrapped)
@@ -67,8 +67,7 @@ class Held:
         self._is_left.set()
         await self._until(seconds=self._seconds)
         if not self._task.done():
-            await unwound((self._task,))
-            log.error("%s does not close; it is left behind", self._what)
+            await self._abandon()
             return
         if self._ended is not None:
             self._ended.uncancel()
@@ -76,14 +75,22 @@ class Held:
             raise failure
 
     async def _until(self, *others: asyncio.Future[Any], seconds: float | None = None) -> None:
-        """Waits for the task or one of `others`, at most `seconds`. If canceled, cancels the task and waits
-        until it ends."""
+        """Waits for the task or one of `others`, at most `seconds`. If canceled, cancels the task, too."""
         try:
             await asyncio.wait((self._task, *others), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
+            await self._abandon()
+            raise
+
+    async def _abandon(self) -> None:
+        """Cancels the task, and waits until it ends; a moment only, unless what it holds has limits of its own."""
+        if self._seconds is None:
             self._task.cancel()
             await asyncio.wait((self._task,))
-            raise
+            return
+        await unwound((self._task,))
+        if not self._task.done():
+            log.error("%s does not close; it is left behind", self._what)
 
     async def _hold(self, opener: asyncio.Task[Any] | None) -> BaseException | None:
         """Returns the exception that the context raised; None for the one that ended the body (`ungrouped`,

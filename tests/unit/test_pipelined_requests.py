@@ -10,6 +10,7 @@ from uvicorn.server import ServerState
 
 from tealagents.cli.protocol import BoundedProtocol, server_options
 from tealagents.limits import Limits
+from tealagents.testing.waits import eventually
 
 #: the most bytes that the server reads at a time
 READ = 256 * 1024
@@ -74,3 +75,48 @@ async def test_all_are_answered_in_order_and_few_are_held_at_a_time(asks: bool) 
         writer.close()
     assert 0 < application.most_held < 1000
     assert 0 < application.most_unparsed < 2 * READ
+
+
+async def test_an_answer_is_not_cut_off_by_a_request_behind_it_that_came_in_two_parts() -> None:
+    """However long the answer takes: the client has nothing more to send meanwhile."""
+    listens, may_end = asyncio.Event(), asyncio.Event()
+    connections: list[BoundedProtocol] = []
+
+    async def application(
+        scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]
+    ) -> None:
+        body = (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+        if scope["path"] == "/first":
+            await listens.wait()
+            leaving = asyncio.ensure_future(receive())
+            await may_end.wait()
+            leaving.cancel()
+        await send({"type": "http.response.body", "body": body})
+
+    config = uvicorn.Config(application, **{**server_options(Limits()), "lifespan": "off"})
+    config.load()
+
+    def connection() -> BoundedProtocol:
+        connections.append(BoundedProtocol(config, ServerState(), {}))
+        return connections[0]
+
+    async with await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        head = b"POST /%b HTTP/1.1\r\nhost: here\r\ncontent-length: 5\r\n\r\n"
+        writer.write(head % b"first" + b"hello")
+        await eventually(lambda: connections and connections[0].cycle)
+        connections[0].timeout_keep_alive = 0.05
+        writer.write(head % b"second")
+        await eventually(lambda: connections[0].pipeline)
+        writer.write(b"world")
+        listens.set()
+        await eventually(lambda: connections[0].pipeline.unparsed)
+        timer = connections[0].timeout_keep_alive_task
+        await eventually(lambda: connections[0].timeout_keep_alive_task is not timer)
+        may_end.set()
+        async with asyncio.timeout(30):
+            for expected in (b"hello", b"world"):
+                await reader.readuntil(b"\r\n\r\n")
+                assert await reader.readexactly(5) == expected
+        writer.close()

@@ -127,7 +127,7 @@ class Exchange:
         self._copying: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         #: what `GET /` lists: name of a protocol → its paths
         self.urls: dict[str, Mapping[str, str]] = {}
-        #: work that continues when the client that caused it has left (`in_background`)
+        #: work that no client waits for (`in_background`)
         self._leaving: set[asyncio.Task[object]] = set()
 
     @property
@@ -519,7 +519,7 @@ class Exchange:
         return view.sender and self.agent.on_disconnect == "cancel"
 
     def in_background(self, work: Coroutine[Any, Any, object]) -> None:
-        """Does work to its end, whatever happens to the connection that asked for it."""
+        """Does work to its end, although no client waits for it."""
         task = asyncio.ensure_future(work)
         self._leaving.add(task)
         task.add_done_callback(self._done)
@@ -528,7 +528,7 @@ class Exchange:
         self._leaving.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             fault = None if isinstance(error, TealError) else error
-            log.warning("work for a disconnected client failed: %s", error, exc_info=fault)
+            log.warning("background work failed: %s", error, exc_info=fault)
 
 
 def key_of(caller: Caller, given: str, value: Any) -> Key:

@@ -33,6 +33,7 @@ LARGEST_ANSWER = 64 * 1024
 
 _KIND = "question"
 _PLACE = re.compile(r"[0-9a-f]{24}", re.ASCII)
+_WITHDRAWN = "Nothing waits for this answer. Its question may have been withdrawn."
 
 
 class GivenAnswer(Struct, frozen=True):
@@ -72,10 +73,11 @@ async def _leave(exchange: Exchange, call: AdmittedCall, approval_id: str | None
     if len(encode_json(call.body)) > LARGEST_ANSWER:
         raise InvalidRequest("result", f"may have at most {LARGEST_ANSWER} bytes")
     partition, records = exchange.partition(call.caller), exchange.records
-    paused = keys.approval(approval_id or "")
-    pause = await records.get(partition, paused, Approval) if approval_id is not None else None
-    if approval_id is None or pause is None:
-        raise NotFound("Nothing waits for this answer. Its question may have been withdrawn.")
+    if approval_id is None:
+        raise NotFound(_WITHDRAWN)
+    paused = keys.approval(approval_id)
+    if (pause := await records.get(partition, paused, Approval)) is None:
+        raise NotFound(_WITHDRAWN)
     if pause.value.status == "pending":
         key = keys.answer(approval_id, str(call.rpc_id))
         put, ttl = {key: GivenAnswer(call.body or {})}, {key: KEPT_SECONDS}

@@ -355,8 +355,9 @@ class BoundedProtocol(HttpToolsProtocol):
         answering = self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
         if before == self._unread > 0:
             self.transport.abort()
-        # the client may be sending while reading is paused, or may have begun to send its next request
-        elif answering or self.flow.read_paused or self._unread:
+        # the client may be sending while reading is paused, or may have begun to send its next request; the
+        # rest of that one waits unparsed while it is pipelined behind another
+        elif answering or self.pipeline or self.flow.read_paused or self._unread:
             self._set_timer()
         else:
             super().timeout_keep_alive_handler()

@@ -103,7 +103,7 @@ class Memory:
         return added
 
     async def forget(self, memory_ids: Collection[str]) -> None:
-        """Erases these memories, and older ones with the same texts; unknown ids are ignored."""
+        """Erases these memories, and all others with the same texts; unknown ids are ignored."""
 
         def without(known: _Memories) -> _Memories:
             texts = {each.text for each in known if each.memory_id in memory_ids}

@@ -375,7 +375,8 @@ class BaseStore(ABC):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await asyncio.gather(*self._under_way, return_exceptions=True)
+        if self._under_way:  # `gather` would cancel them if this is canceled
+            await asyncio.wait(self._under_way)
         await self.close()
 
     # for subclasses
