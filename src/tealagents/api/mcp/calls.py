@@ -98,7 +98,9 @@ class _Call:
 
     async def _concluded(self, view: RequestView) -> Result:
         """The request at its end, or in a pause that this call cannot get decided."""
-        if (pause := view.record.pause) is None or not (asked := documents.questions(pause, self._elicits)):
+        pause = view.record.pause
+        asked = documents.questions(pause, self._elicits) if pause else {}
+        if pause is None or not asked:
             return documents.of_request(view.record)
         if self._modern:
             state = f"{pause.request_id}/{pause.approval_id}"

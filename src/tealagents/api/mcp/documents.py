@@ -73,8 +73,9 @@ def _ids(known: Mapping[str, str]) -> Json:
 
 def elicits(client: types.ClientCapabilities | None) -> str:
     """How a host can ask its user: `f` with forms, `u` with links."""
-    able = client.elicitation if client is not None else None
-    return "f" * bool(able.form or not able.url) + "u" * bool(able.url) if able is not None else ""
+    if (able := client.elicitation if client is not None else None) is None:
+        return ""
+    return "f" * (able.form is not None or able.url is None) + "u" * (able.url is not None)
 
 
 def how_of(call: AdmittedCall) -> str:

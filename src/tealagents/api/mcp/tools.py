@@ -2,8 +2,7 @@
 
 from typing import Annotated, get_args
 
-from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS, ListToolsResult, PaginatedRequestParams, Tool, ToolAnnotations
+from mcp_types import ListToolsResult, Tool, ToolAnnotations
 from pydantic import BaseModel, Field
 
 from tealagents.api import bodies
@@ -44,20 +43,18 @@ def decided(arguments: Json) -> tuple[str, Command]:
     return given.request_id, decision(given.model_dump(exclude={"request_id"}))
 
 
-async def listed(name: str, about: str, _: object, page: PaginatedRequestParams | None) -> ListToolsResult:
-    """The tools as hosts see them, on one page."""
-    if page is not None and page.cursor is not None:
-        raise MCPError(INVALID_PARAMS, "Unknown cursor: all tools are on the first page.")
+async def listed(agent: str, description: str, *_: object) -> ListToolsResult:
+    """The tools as hosts see them."""
     ask = (
-        f"Sends a message to the agent {name} and returns its answer. {about} The answer names its "
+        f"Sends a message to the agent {agent} and returns its answer. {description} The answer names its "
         "conversation, in which the agent remembers what was said: pass it to continue."
     )
     decide = (
         "Approves or rejects the tool calls that an answer with status Paused waits for, and returns "
         "the outcome. `action` is for every call that `decisions` does not name. Ask the user."
     )
-    decides = _tool(DECIDE, f"Decide what {name} may do", decide, _Decide, destructive_hint=True)
-    return ListToolsResult(tools=[_tool(ASK, f"Ask {name}", ask, _Ask, open_world_hint=True), decides])
+    decides = _tool(DECIDE, f"Decide what {agent} may do", decide, _Decide, destructive_hint=True)
+    return ListToolsResult(tools=[_tool(ASK, f"Ask {agent}", ask, _Ask, open_world_hint=True), decides])
 
 
 def _tool(name: str, title: str, about: str, takes: type[BaseModel], **hints: bool) -> Tool:
