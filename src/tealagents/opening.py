@@ -83,7 +83,7 @@ class Held:
             raise
 
     async def _abandon(self) -> None:
-        """Cancels the task, and waits until it ends; a moment only, unless what it holds has limits of its own."""
+        """Cancels the task, and waits until it ends; a moment only, unless its context has limits itself."""
         if self._seconds is None:
             self._task.cancel()
             await asyncio.wait((self._task,))

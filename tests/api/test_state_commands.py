@@ -774,6 +774,20 @@ def test_a_closed_input_is_reported_in_a_line(agent: Agent, command: list[str], 
     assert agent.stats()["users"] == 1
 
 
+def test_an_import_looks_at_its_config_before_it_reads_its_input(agent: Agent) -> None:
+    """A large input is not copied for nothing."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tealagents", "state", "import", "-", "--config", "none.yaml"],
+        env={**os.environ, **agent.env},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            assert process.wait(60) == 2
+        finally:
+            process.kill()
+
+
 def test_an_import_that_waits_for_its_input_ends_at_ctrl_c(agent: Agent) -> None:
     """A reader that blocks within the event loop would not."""
     with subprocess.Popen(

@@ -993,6 +993,22 @@ async def test_an_extension_that_does_not_close_is_left_behind(
     assert f"The {extension} does not close; it is left behind" in caplog.text
 
 
+async def test_a_store_of_ours_closes_in_its_own_time(
+    tmp_path: Path, ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its options say how long it waits for the last writes."""
+    written = list[str]()
+
+    async def close(_: MemoryStore) -> None:
+        await asyncio.sleep(0.1)
+        written.append("the last")
+
+    monkeypatch.setattr(MemoryStore, "close", close)
+    monkeypatch.setattr("tealagents.opening.CLOSE_SECONDS", 0.01)
+    assert (await lifespan_of(built(tmp_path)))[1] == {"type": "lifespan.shutdown.complete"}
+    assert written == ["the last"]
+
+
 @pytest.mark.parametrize("extension", ODD)
 @pytest.mark.parametrize("error", [ValueError("no key"), asyncio.CancelledError("no key")])
 async def test_an_extension_that_cannot_be_opened_is_named(

@@ -1,5 +1,6 @@
 """From a URL to a store: schemes, options, third parties, and errors that say what to do."""
 
+import asyncio
 import os
 import re
 import sys
@@ -199,3 +200,15 @@ async def test_a_store_in_new_folders_is_found_after_a_power_failure(
     monkeypatch.setattr(os, "fsync", noting)
     async with plain_store(url.format(tmp_path)):
         assert synced >= set(map(str, (tmp_path, tmp_path / "made", tmp_path / "made" / "with")))
+
+
+async def test_what_is_under_way_is_done_although_a_close_that_waits_for_it_is_canceled() -> None:
+    store, may_end = MemoryStore(), asyncio.Event()
+    under_way = asyncio.ensure_future(store.shielded(may_end.wait()))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(store.__aexit__(None, None, None))
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait((closing,))
+    may_end.set()
+    assert await under_way

@@ -106,7 +106,7 @@ async def test_an_answer_is_not_cut_off_by_a_request_behind_it_that_came_in_two_
         head = b"POST /%b HTTP/1.1\r\nhost: here\r\ncontent-length: 5\r\n\r\n"
         writer.write(head % b"first" + b"hello")
         await eventually(lambda: connections and connections[0].cycle)
-        connections[0].timeout_keep_alive = 0.05
+        connections[0].timeout_keep_alive = 0.05  # type: ignore[assignment]
         writer.write(head % b"second")
         await eventually(lambda: connections[0].pipeline)
         writer.write(b"world")

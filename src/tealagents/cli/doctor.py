@@ -169,15 +169,22 @@ def _check_certificates() -> list[Diagnosis]:
 
 
 def _check_port(port: int) -> list[Diagnosis]:
-    """Tries the default of `serve --host`, and all addresses, which fails where another one is in use."""
-    for host in ("127.0.0.1", "0.0.0.0"):  # noqa: S104 - bound for a moment only
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((host, port))
-            except OSError as error:
-                return [Diagnosis(unusable(host, port, error))]
+    """Tries the default of `serve --host`, and warns where all addresses cannot be listened on together."""
+    if said := _unbindable("127.0.0.1", port):
+        return [Diagnosis(said)]
+    if said := _unbindable("0.0.0.0", port):  # noqa: S104 - bound for a moment only
+        warn(f"{said}. Only `serve --host 0.0.0.0` needs it")
     return []
+
+
+def _unbindable(host: str, port: int) -> str | None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            return unusable(host, port, error)
+    return None
 
 
 # --- the store ------------------------------------------------------------------------------------

@@ -79,11 +79,20 @@ def _load_checked(path: Path | None) -> ServiceConfig:
     config = load_or_exit(path)
     if weak := weak_keys(config):
         raise fail(*weak)
+    if config.persistence.startswith("memory:"):
+        raise fail(
+            "state in memory is visible only to the process that holds it; set TA_PERSISTENCE or "
+            "spec.persistence"
+        )
     return config
 
 
-def _run(
-    config: Path | None,
+def _run(config: Path | None, work: Callable[[OpenedState], Awaitable[T]]) -> T:
+    return _run_on(_load_checked(config), work)
+
+
+def _run_on(
+    config: ServiceConfig,
     work: Callable[[OpenedState], Awaitable[T]],
     *,
     creates: bool = False,
@@ -93,26 +102,20 @@ def _run(
 
     A missing store is an error unless the command `creates` one; a `dry_run` then works on an empty store.
     """
-    checked = _load_checked(config)
 
     async def do() -> T:
         from tealagents.bootstrap import check_key, record_store_of, rules_of, store_of
         from tealagents.stores.memory import MemoryStore
 
-        plain = plain_store(checked.persistence)
+        plain = plain_store(config.persistence)
         exists = (creates and not dry_run) or await plain.exists()
         if not exists and not creates:
             raise StoreConfigError(absent(plain))
-        async with store_of(checked) if exists else MemoryStore() as store:
-            records = record_store_of(checked, store, SystemClock())
-            await check_key(checked, records, writes=False)
-            return await work(OpenedState(checked, records, rules_of(checked)))
+        async with store_of(config) if exists else MemoryStore() as store:
+            records = record_store_of(config, store, SystemClock())
+            await check_key(config, records, writes=False)
+            return await work(OpenedState(config, records, rules_of(config)))
 
-    if checked.persistence.startswith("memory:"):
-        raise fail(
-            "state in memory is visible only to the process that holds it; set TA_PERSISTENCE or "
-            "spec.persistence"
-        )
     try:
         with _interrupted_by_signals():
             return asyncio.run(do())
@@ -289,9 +292,10 @@ def import_command(
             await importer.write(lines, lambda row: report(lines.tell(), size))
         return importer
 
+    checked = _load_checked(config)
     # before a store is created, and before the event loop runs, in which Ctrl-C does not interrupt a read
     with _input_file(file) as lines:
-        done = _run(config, work, creates=True, dry_run=dry_run)
+        done = _run_on(checked, work, creates=True, dry_run=dry_run)
     verb = "would be written" if dry_run else "written"
     stderr.print(f"{_count_text(done.written, 'record')} {verb}, {done.same} already there")
 

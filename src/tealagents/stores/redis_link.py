@@ -136,12 +136,14 @@ class _Subscriber:
 
     async def ask(self, command: tuple[str, ...], answers: int) -> None:
         """Sends a command and awaits its answers."""
-        await self.answered(send_packed(self._connection, pack(*command)), answers)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await self.answered(send_packed(self._connection, pack(*command)), answers)
 
     async def answered(self, sending: Awaitable[None], answers: int) -> None:
+        """Awaits what is `sending`, and then the answers to it, for `ANSWER_SECONDS`."""
         self._due += answers
+        await sending
         async with asyncio.timeout(ANSWER_SECONDS):
-            await sending
             for _ in range(answers):
                 await self._answers.get()
 

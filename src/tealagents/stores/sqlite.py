@@ -472,8 +472,8 @@ def _make_private(path: Path) -> None:
     An existing file is not even opened: by POSIX, closing it would drop every lock that this process has on
     it, and another process that closes the database would then delete the log.
     """
-    make_folders(str(path.parent))
     path = Path(os.path.realpath(path))  # SQLite creates what a symbolic link leads to, for others to read
+    make_folders(str(path.parent))
     if path.exists():
         return
     made, name = mkstemp(prefix=f"{path.name}-", dir=path.parent)

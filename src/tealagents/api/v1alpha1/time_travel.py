@@ -108,7 +108,7 @@ async def import_task(request: Request) -> Response:
     bodies.require_json(request)
     sent = await exchange.raw_body(request)
     with exchange.holding(caller, len(sent)):
-        # in a thread: of the largest body, only the decoding, which holds the interpreter's lock, delays others
+        # in a thread: only the decoding, which holds the interpreter's lock, still delays other callers
         digest, document = await asyncio.to_thread(_read, sent)
         del sent
         return _made(exchange, await exchange.importer.import_(caller, document, digest))
