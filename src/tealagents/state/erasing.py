@@ -48,11 +48,7 @@ class Eraser:
 
     async def delete_as_read(self, partition: str, stored: Stored[Head]) -> bool:
         """Erases a task unless it has changed since it was read (False). `TaskBusy` while it runs."""
-        buried = await self.bury(partition, stored)
-        if buried is None:
-            return False
-        await self.erase(partition, buried)
-        return True
+        return await self._erased(partition, await self.bury(partition, stored))
 
     async def bury(self, partition: str, stored: Stored[Head]) -> Stored[Head] | None:
         """Begins to erase a task, unless it has changed since it was read (None). `TaskBusy` while it runs.
@@ -70,11 +66,12 @@ class Eraser:
 
     async def remove(self, partition: str, stored: Stored[Head]) -> bool:
         """Erases a task, even if it runs, unless it has changed since it was read (False)."""
-        buried = await bury_unchanged(self._records, partition, stored)
-        if buried is None:
-            return False
-        await self.erase(partition, buried)
-        return True
+        return await self._erased(partition, await bury_unchanged(self._records, partition, stored))
+
+    async def _erased(self, partition: str, buried: Stored[Head] | None) -> bool:
+        if buried is not None:
+            await self.erase(partition, buried)
+        return buried is not None
 
     async def delete_session(self, partition: str, session_id: str) -> None:
         """Erases a session with its tasks, or resumes erasing it. `TaskBusy` while one of them runs."""
