@@ -179,6 +179,13 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[SCOPE] = call = AdmittedCall(Request(scope, receive), self._path)
+        try:
+            await self._serve(call, scope, receive, send)
+        finally:
+            # they refer to each other: the body would stay until the garbage collector runs
+            del scope[SCOPE]
+
+    async def _serve(self, call: AdmittedCall, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
 
         async def noting(message: Message) -> None:

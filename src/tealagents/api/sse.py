@@ -99,6 +99,9 @@ async def answer(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> No
     finally:
         for stream in streams:
             stream.over()
+        # each refers to a task whose context refers to the scope: cut here, as the scope may hold 20 MB of a
+        # message, which would otherwise stay until the garbage collector runs
+        streams.clear()
 
 
 class EventStreamResponse(Response):

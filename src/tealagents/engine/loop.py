@@ -7,7 +7,7 @@ the next one, so that nothing happens that was not written down first.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 
@@ -32,7 +32,7 @@ from tealagents.domain.ports import Clock, Model, ModelCall
 from tealagents.domain.texts import enumerated, storable
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import Prompt
-from tealagents.engine.toolbox import NAMES_LISTED, Toolbox, ToolOutput
+from tealagents.engine.toolbox import NAMES_LISTED, CallContext, Toolbox, ToolOutput
 from tealagents.threads.views import Report
 from tealagents.unwinding import unwound
 
@@ -136,8 +136,6 @@ class Finished(Struct, frozen=True):
 
 LoopEvent = Speaking | Noted | Answered | Calling | Called | HumanNeeded | Finished
 
-CallTool = Callable[[ToolCall], Awaitable[ToolOutput | Deferred]]
-
 
 class Resumption(Struct, frozen=True):
     """The decision on a pause; empty if the prompt already ends in tool results."""
@@ -156,7 +154,8 @@ class LoopState(Struct, kw_only=True):
     agent: AgentSpec
     #: the tools of the agent and of this request
     toolbox: Toolbox
-    call_tool: CallTool
+    #: what the tools see of the request
+    context: CallContext
     clock: Clock
     request_id: str
     prompt: Prompt
@@ -450,7 +449,7 @@ async def _make_calls(
     """
     results: list[ToolOutput] = []
     finished: list[ToolOutput] = []
-    pending = {asyncio.ensure_future(state.call_tool(call)) for call in decided.approved}
+    pending = {asyncio.ensure_future(_call(state, call)) for call in decided.approved}
     try:
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -476,6 +475,17 @@ async def _make_calls(
         state.held = []
     if messages:
         yield Called(tuple(finished), tuple(messages))
+
+
+async def _call(state: LoopState, call: ToolCall) -> ToolOutput | Deferred:
+    known = state.toolbox.find(call.tool) is not None
+    with state.agent.observer.tool_call(call, known=known) as watch:
+        outcome = await state.toolbox.call(call, state.context)
+        if isinstance(outcome, Deferred):
+            watch.deferred()
+        else:
+            watch.done(outcome.output, is_error=outcome.is_error)
+    return outcome
 
 
 def tool_message(

@@ -14,12 +14,10 @@ from msgspec import Struct
 from tealagents.domain.events import Event, ToolCalled, ToolReturned
 from tealagents.domain.models import (
     AS_CONFIGURED,
-    Deferred,
     Item,
     Json,
     Message,
     RequestSetup,
-    ToolCall,
     User,
 )
 from tealagents.domain.paths import count_round
@@ -260,13 +258,12 @@ class TurnLoop:
         self._agent = agent
         self._turn = turn
         self._recorder = recorder
-        self._context = context
         messages = recorder.messages
         calls, held = open_tool_round(messages)
         self._state = LoopState(
             agent=agent,
             toolbox=turn.toolbox,
-            call_tool=self._call_tool,
+            context=context,
             clock=recorder.clock,
             request_id=recorder.request_id,
             prompt=turn.prompt,
@@ -326,16 +323,6 @@ class TurnLoop:
         """Ids of responses that the model service has begun in this turn and that the conversation does not
         continue."""
         return self._state.left
-
-    async def _call_tool(self, call: ToolCall) -> ToolOutput | Deferred:
-        known = self._state.toolbox.find(call.tool) is not None
-        with self._agent.observer.tool_call(call, known=known) as watch:
-            outcome = await self._state.toolbox.call(call, self._context)
-            if isinstance(outcome, Deferred):
-                watch.deferred()
-            else:
-                watch.done(outcome.output, is_error=outcome.is_error)
-        return outcome
 
 
 def _returned(result: ToolOutput) -> ToolReturned:
