@@ -58,8 +58,9 @@ def _escaped(events: bytes) -> bytes:
 
     Their data is JSON, so that these characters stand in strings alone.
     """
-    for character, escape in _LINE_ENDS:
-        events = events.replace(character, escape)
+    if not events.isascii():
+        for character, escape in _LINE_ENDS:
+            events = events.replace(character, escape)
     return events
 
 

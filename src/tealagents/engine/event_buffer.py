@@ -48,8 +48,10 @@ class EventBuffer:
         seen = 0
         while True:
             if after < self.last_id:
-                # by number and not by index: the numbers have gaps where decided pauses were left out
-                start = bisect_right(self._events, after, seen, key=attrgetter("id"))
+                start = seen
+                if self._events[start].id <= after:
+                    # by number and not by index: the numbers have gaps where decided pauses were left out
+                    start = bisect_right(self._events, after, seen, key=attrgetter("id"))
                 fresh = self._events[start : start + MOST_AT_ONCE]
                 after, seen = fresh[-1].id, start + len(fresh)
                 yield fresh

@@ -208,7 +208,8 @@ class ModelService:
                     finally:  # deltas before an unreadable event are part of the answer, too
                         if deltas:
                             yield deltas
-                    text += sum(len(delta.text) for delta in deltas)
+                    for delta in deltas:
+                        text += len(delta.text)
                     _check_length(text + reading.called)
                     deadlines.begun = reading.begun
                     if deadlines.begun:
