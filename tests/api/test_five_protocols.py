@@ -4,10 +4,11 @@ Each finds the pause by its own means, and reads what was said over the others.
 """
 
 import asyncio
+import gc
 import itertools
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -167,6 +168,68 @@ def speakers(running: tuple[ServiceThread, OfflineModel]) -> Iterator[list[Speak
             "mcp": Mcp(service),
         }
         yield [Own(ada), *(others[name] for name in PROTOCOLS)]
+
+
+@contextmanager
+def collected() -> Iterator[Callable[[], set[str]]]:
+    """The classes of objects of this project, used from here, that only the garbage collector frees."""
+
+    def own() -> set[str]:
+        gc.collect()
+        return {
+            type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("tealagents.")
+        }
+
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield own
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
+@pytest.mark.parametrize("place", range(len(PATHS)), ids=str)
+def test_what_was_said_is_not_left_to_the_garbage_collector(
+    speakers: list[Speaker], ada: httpx.Client, tmp_path: Path, place: int
+) -> None:
+    """It would stay for hundreds of requests: megabytes of each, with images."""
+    words = call("Work-write", file=str(tmp_path / "written"), line="x")
+    for first in (True, False):  # what is made once is made
+        with collected() as own:
+            speakers[place].decide(speakers[place].ask(words, None))
+            ada.get("/health").raise_for_status()  # what ends after its answer has ended
+            assert first or own() == set()
+
+
+UNKNOWN = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
+#: messages that are refused
+REFUSED: dict[str, tuple[str, Json]] = {
+    "v1alpha1": ("", {"items": [{"content_type": "text", "content": "hi"}], "task_id": UNKNOWN}),
+    "v1alpha1, body": ("/sse", {"items": [{"content_type": "text", "content": 1}]}),
+    "responses": ("/openai/v1/responses", {"input": "hi", "conversation": f"conv_{UNKNOWN}"}),
+    "responses, body": ("/openai/v1/responses", {"input": 1}),
+    "a2a": ("/a2a/message:send", {"message": a2a_talk.message("hi", taskId=UNKNOWN)}),
+    "ag-ui, body": ("/ag-ui", {"threadId": "refused", "messages": 1}),
+    "mcp": ("/mcp", mcp_talk.asking("hi", conversation=UNKNOWN)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_was_refused_is_not_left_to_the_garbage_collector(
+    name: str, running: tuple[ServiceThread, OfflineModel]
+) -> None:
+    """Nor is it kept by the error, whose traceback knows all the places that the message came to."""
+    path, body = REFUSED[name]
+    with running[0].client("ada", headers=a2a_talk.VERSION) as client:
+        if name == "mcp":
+            client.headers.update(mcp_talk.headers_of(body, "2026-07-28"))
+        for first in (True, False):
+            with collected() as own:
+                answer = client.post(path, json=body)
+                client.get("/health").raise_for_status()
+                assert answer.is_error or "not_found" in answer.text
+                assert first or own() == set()
 
 
 @pytest.mark.parametrize("shift", range(len(PATHS)))

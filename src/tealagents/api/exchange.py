@@ -26,7 +26,14 @@ from tealagents.api import bodies, setups, sse
 from tealagents.api.bearer import Bearer, ProtectedResource
 from tealagents.api.http import Refuse, left, reported, status_of
 from tealagents.api.settings import ApiSettings
-from tealagents.domain.errors import Draining, InvalidRequest, PersistenceUnavailable, TealError, TooLarge
+from tealagents.domain.errors import (
+    Draining,
+    InvalidRequest,
+    PersistenceUnavailable,
+    TealError,
+    TooLarge,
+    let_go_of_frames,
+)
 from tealagents.domain.events import Event, Paused, Recorded, Terminal, redacted
 from tealagents.domain.models import (
     Approval,
@@ -499,6 +506,7 @@ class Exchange:
         if status_of(error) >= 500:
             log.warning("%s: %s", error.code, error, extra={"facts": named})
         self.agent.observer.refused(error)
+        let_go_of_frames(error)
 
     # --- ending ----------------------------------------------------------------------------------
 

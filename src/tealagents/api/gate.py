@@ -182,8 +182,10 @@ class Gate:
         try:
             await self._serve(call, scope, receive, send)
         finally:
-            # they refer to each other: the body would stay until the garbage collector runs
+            # the call refers to the scope, and the error, by its traceback, to the call: the body would stay
+            # until the garbage collector runs
             del scope[SCOPE]
+            call.refused = None
 
     async def _serve(self, call: AdmittedCall, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False

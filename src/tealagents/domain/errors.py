@@ -424,6 +424,20 @@ def _current_task() -> asyncio.Task[Any] | None:
         return None
 
 
+def let_go_of_frames(error: BaseException) -> None:
+    """Drops the tracebacks of an error that has been answered, and of the errors that led to it.
+
+    Their frames hold the message that was sent, and often what holds the error: without this, 20 MB may stay
+    until the garbage collector runs.
+    """
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+
+
 @contextmanager
 def ungrouped() -> Iterator[None]:
     """Unwraps an exception group raised in the block, such as one from `asyncio.TaskGroup`.
