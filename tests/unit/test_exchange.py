@@ -69,11 +69,11 @@ async def test_who_gives_up_a_repeated_call_leaves_the_first_one_its_request() -
         with calls.begun(again, "again") as sent:
             assert (await sent).record.request_id == first.record.request_id
             calls.give_up("again")
-            await eventually(lambda: not exchange._leaving)
+            await eventually(lambda: not exchange._background)
         assert (await here.request(first.record.request_id)).status == "Running"
         with calls.begun(asyncio.sleep(0, first), "first"):
             calls.give_up("first")
-            await eventually(lambda: not exchange._leaving)
+            await eventually(lambda: not exchange._background)
         assert (await here.request(first.record.request_id)).status == "Canceled"
 
 

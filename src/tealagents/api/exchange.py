@@ -135,7 +135,7 @@ class Exchange:
         #: what `GET /` lists: name of a protocol → its paths
         self.urls: dict[str, Mapping[str, str]] = {}
         #: work that no client waits for (`in_background`)
-        self._leaving: set[asyncio.Task[object]] = set()
+        self._background: set[asyncio.Task[object]] = set()
 
     @property
     def tasks(self) -> Tasks:
@@ -529,11 +529,11 @@ class Exchange:
     def in_background(self, work: Coroutine[Any, Any, object]) -> None:
         """Does work to its end, although no client waits for it."""
         task = asyncio.ensure_future(work)
-        self._leaving.add(task)
+        self._background.add(task)
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Future[object]) -> None:
-        self._leaving.discard(task)
+        self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             fault = None if isinstance(error, TealError) else error
             log.warning("background work failed: %s", error, exc_info=fault)

@@ -242,7 +242,7 @@ def test_what_is_not_stored_is_erased(
         def is_kept(words: bytes) -> bool:
             return any(words in record.value for record in records(store_of(service), partition).values())
 
-        until(lambda: not (exchange._leaving or is_kept(b"secret")))  # read while the service is idle
+        until(lambda: not (exchange._background or is_kept(b"secret")))  # read while the service is idle
         assert is_kept(b"hello")
         refused = bob.post("/responses", json={"input": "x", "store": False, "background": True})
         assert refused.status_code == 400
