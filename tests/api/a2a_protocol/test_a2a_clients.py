@@ -181,6 +181,20 @@ def test_what_the_library_cannot_convert_from_the_version_before_is_the_clients_
             assert client.post("/a2a", json=body).json()["error"]["code"] in (-32003, -32004)
 
 
+def test_a_wrong_role_is_refused_in_words_of_both_versions(service: ServiceThread) -> None:
+    """`user` here is `ROLE_USER` there: a client that followed the other's name would be refused again."""
+    sent = legacy("hello")
+    body = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "message/send",
+        "params": {"message": {**sent["message"], "role": "agent"}},
+    }
+    with service.client() as client:
+        refused = client.post("/a2a", json=body).json()["error"]
+    assert refused["message"] == "message.role: must be the user's"
+
+
 @pytest.mark.parametrize("method", ["message/send", "message/stream", "tasks/get"])
 def test_what_is_wrong_with_a_call_of_the_version_before_is_said_in_a_line(
     service: ServiceThread, method: str

@@ -210,8 +210,10 @@ def test_json_in_raw_parts_has_the_limits_of_a_body_together(wire: Wire, each: b
     "content", [{"text": "hi"}, {"text": ""}, {"raw": "iVBORw0KGgo=", "mediaType": "image/png"}]
 )
 def test_data_that_is_null_beside_another_content_is_none(wire: Wire, content: Json) -> None:
-    """In whatever order: some clients send null for what is not set. Alone it is JSON."""
-    for part in ({**content, "data": None}, {"data": None, **content}):
+    """In whatever order: some clients send null for what is not set. Alone it is JSON. A field that is not
+    known is passed over there too."""
+    null: Json = {"data": None}
+    for part in ({**content, **null}, {**null, **content}, {**null, **content, "kind": "text"}):
         task = wire.send(parts=[{"text": "look"}, part])
         assert wire.get(task["id"])["history"][0]["parts"][1] == content
     assert wire.get(wire.send(parts=[{"data": None}])["id"])["history"][0]["parts"] == [{"text": "null"}]

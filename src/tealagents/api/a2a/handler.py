@@ -47,9 +47,8 @@ class Handler(RequestHandler):
 
     @_answers
     async def on_message_send(self, params: pb.SendMessageRequest, call: AdmittedCall) -> None:
-        at_once = params.configuration.return_immediately
-        view = await self._begin(params, call, streamed=at_once)
-        if not at_once:
+        view = await self._begin(params, call, streamed=params.configuration.return_immediately)
+        if not params.configuration.return_immediately:
             view = await requests.settled(self._exchange, view, call.request.receive)
         found = envelope(call)({"task": await self._document(view, params.configuration)})
         call.response = Response(found, media_type="application/json" if call.is_rpc else A2A_JSON)
@@ -73,9 +72,9 @@ class Handler(RequestHandler):
         sent: Json = call.params["message"]  # as exactly as it came: to protobuf every number is a float
         for part, given in zip(message.parts, sent["parts"], strict=True):
             if part.HasField("data") and given["data"] is None:  # which hides what stands beside it
-                ParseDict({name: value for name, value in given.items() if value is not None}, part)
+                ParseDict({k: v for k, v in given.items() if v is not None}, part, ignore_unknown_fields=True)
         if message.role != pb.Role.ROLE_USER:
-            raise InvalidRequest("message.role", "must be ROLE_USER")
+            raise InvalidRequest("message.role", "must be the user's")
         if params.configuration.HasField("task_push_notification_config"):
             raise errors.PushNotificationNotSupportedError
         if message.task_id:
