@@ -34,7 +34,10 @@ async def within(
         error = task.exception() if task.done() and not task.cancelled() else None
         if not task.done() or task.cancelled() or (error is not None and not isinstance(error, answers)):
             raise Overdue from error
-    result = task.result()
+    try:
+        result = task.result()
+    finally:  # an error refers to this frame by its traceback, and to the call's arguments
+        del task, ended
     if isinstance(result, SystemExit):
         raise result
     return result

@@ -1,8 +1,9 @@
 """What the tests of pauses, tools and streams share: an agent with tools, and short ways to talk to it."""
 
 import asyncio
+import gc
 import json
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +45,25 @@ def working_process(
     }
     with nursery.service(agent_config(**{"agent": AGENT, **spec}), env) as service:
         yield service
+
+
+@contextmanager
+def left_to_collector() -> Iterator[Callable[[], set[str]]]:
+    """The classes of objects of this project, used from here, that only the garbage collector frees."""
+
+    def own() -> set[str]:
+        gc.collect()
+        return {
+            type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("tealagents.")
+        }
+
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield own
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
 
 
 def call(tool: str, **arguments: Any) -> str:

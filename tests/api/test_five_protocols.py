@@ -4,11 +4,10 @@ Each finds the pause by its own means, and reads what was said over the others.
 """
 
 import asyncio
-import gc
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +20,7 @@ from agui_talk import Page
 from openai import OpenAI
 from openai_talk import WEATHER, sdk
 from served_routes import PATHS, PROTOCOLS
-from talk import approve, call, items, lines, paused, request, working_service
+from talk import approve, call, items, left_to_collector, lines, paused, request, working_service
 from wire import Json
 
 from tealagents.llm.offline import OfflineModel
@@ -170,25 +169,6 @@ def speakers(running: tuple[ServiceThread, OfflineModel]) -> Iterator[list[Speak
         yield [Own(ada), *(others[name] for name in PROTOCOLS)]
 
 
-@contextmanager
-def collected() -> Iterator[Callable[[], set[str]]]:
-    """The classes of objects of this project, used from here, that only the garbage collector frees."""
-
-    def own() -> set[str]:
-        gc.collect()
-        return {
-            type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("tealagents.")
-        }
-
-    gc.collect()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        yield own
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-
-
 @pytest.mark.parametrize("place", range(len(PATHS)), ids=str)
 def test_what_was_said_is_not_left_to_the_garbage_collector(
     speakers: list[Speaker], ada: httpx.Client, tmp_path: Path, place: int
@@ -196,7 +176,7 @@ def test_what_was_said_is_not_left_to_the_garbage_collector(
     """It would stay for hundreds of requests: megabytes of each, with images."""
     words = call("Work-write", file=str(tmp_path / "written"), line="x")
     for first in (True, False):  # what is made once is made
-        with collected() as own:
+        with left_to_collector() as own:
             speakers[place].decide(speakers[place].ask(words, None))
             ada.get("/health").raise_for_status()  # what ends after its answer has ended
             assert first or own() == set()
@@ -225,7 +205,7 @@ def test_what_was_refused_is_not_left_to_the_garbage_collector(
         if name == "mcp":
             client.headers.update(mcp_talk.headers_of(body, "2026-07-28"))
         for first in (True, False):
-            with collected() as own:
+            with left_to_collector() as own:
                 answer = client.post(path, json=body)
                 client.get("/health").raise_for_status()
                 assert answer.is_error or "not_found" in answer.text

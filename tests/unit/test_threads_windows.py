@@ -1,5 +1,6 @@
 """What a process remembers of a task, and how little of the log is read for a view."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,9 +13,10 @@ from tealagents.state.changes import Changes
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Earlier
 from tealagents.stores.memory import MemoryStore
+from tealagents.testing.clock import FakeClock
 from tealagents.testing.models import ScriptedModel
 from tealagents.threads.components import open_view
-from tealagents.threads.windows import continues
+from tealagents.threads.windows import UNUSED_SECONDS, continues
 
 
 @pytest.fixture
@@ -248,3 +250,25 @@ def test_a_path_is_cut_behind_a_number() -> None:
     assert split(path, 2) == (((1, 2),), ((3, 4), (7, 9), (12, 20)))
     assert split(path, 9) == (((1, 4), (7, 9)), ((12, 20),))
     assert split(path, 0) == ((), path)
+
+
+async def test_what_was_not_used_for_ten_minutes_leaves_the_memory(store: CountedStore) -> None:
+    """It may have been erased meanwhile, by this process or another: nothing else would free it."""
+    held: list[list[str]] = []
+    async with Engine(store, ScriptedModel()) as engine:
+        clock = FakeClock()
+        engine.tasks.records.clock = clock
+        windows = engine.service.conversations.windows
+        attending = asyncio.create_task(engine.service.conversations.attend())
+        await talk(engine, 1)
+        for _ in range(3):
+            while not clock.sleepers:
+                await asyncio.sleep(0)
+            clock.advance(UNUSED_SECONDS / 2)
+            await asyncio.sleep(0)
+            held.append(list(windows._kept))
+            if len(held) == 1:
+                (task_id,) = held[0]
+                await talk(engine, 1, task_id)
+        attending.cancel()
+    assert held == [[task_id], [task_id], []]

@@ -188,6 +188,7 @@ class _Stream:
         if self._sender is not None and not self._sender.done():
             self._sender.add_done_callback(lambda _: self.over())
             return
+        self._sender = None  # a canceled one knows, by its error's traceback, of this stream
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end()

@@ -16,6 +16,9 @@ from tealagents.state.tasks import Tasks
 from tealagents.threads.views import Part
 from tealagents.threads.windows import Window, Windows, encoded_by, in_parts
 
+#: seconds between two looks for what has not been used for long
+ATTEND_SECONDS = 60.0
+
 
 class TaskConversation:
     """One task's conversation, as a turn reads it (`engine.turn.Conversation`)."""
@@ -142,3 +145,9 @@ class TaskConversations:
 
     def forget(self, task_id: str) -> None:
         self.windows.forget(task_id)
+
+    async def attend(self) -> None:
+        """Drops what has not been used for long, as long as the service runs."""
+        while True:
+            await self.tasks.records.clock.sleep(ATTEND_SECONDS)
+            self.windows.drop_unused()

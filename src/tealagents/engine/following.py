@@ -106,7 +106,7 @@ class Followers:
         finally:
             tail.followers -= 1
             if not tail.followers:
-                tail.reading.cancel()
+                tail.stop()
                 self._followed.discard(tail)
                 if self._open.get(record.request_id) is tail:
                     del self._open[record.request_id]
@@ -145,7 +145,14 @@ class Tail(EventBuffer):
         self.followers = 0
         #: held while reading the store
         self._looking = asyncio.Lock()
-        self.reading = asyncio.create_task(self._read(), name=f"tail {record.request_id}")
+        self._reading: asyncio.Task[None] | None
+        self._reading = asyncio.create_task(self._read(), name=f"tail {record.request_id}")
+
+    def stop(self) -> None:
+        """Nothing more is read; called once, when the last follower has left."""
+        reading, self._reading = self._reading, None  # its error will refer to this tail
+        if reading is not None:
+            reading.cancel()
 
     async def _read(self) -> None:
         """Reads the log to its end, each time the watch wakes."""

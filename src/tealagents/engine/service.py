@@ -292,12 +292,13 @@ class Service:
     # --- the process -----------------------------------------------------------------------------
 
     async def attend(self) -> None:
-        """Handles signals from other processes, a lost lease and followed requests, as long as the service
-        runs."""
+        """Handles signals from other processes, a lost lease, followed requests and unused histories, as long
+        as the service runs."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._take_signals())
             group.create_task(self._drop_lost())
             group.create_task(self.followers.attend())
+            group.create_task(self.conversations.attend())
 
     async def _take_signals(self) -> None:
         """Reads the signals of other processes as they arrive, unless no request is here to be signaled."""

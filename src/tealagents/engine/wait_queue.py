@@ -81,10 +81,13 @@ class _WaitQueue:
         self._task_id = task_id
         #: by the requests' ids
         self.tickets: dict[str, asyncio.Event] = {}
+        self._watch: asyncio.Task[None] | None
         self._watch = asyncio.create_task(self._look_for_ever(), name=f"queue {task_id}")
 
     def close(self) -> None:
-        self._watch.cancel()
+        watch, self._watch = self._watch, None  # its error will refer to this queue
+        if watch is not None:
+            watch.cancel()
 
     async def _look_for_ever(self) -> None:
         """Reads the task whenever it changes, and after `_silence` seconds without a change."""

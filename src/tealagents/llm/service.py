@@ -143,8 +143,7 @@ class ModelService:
     ) -> AsyncGenerator[Sequence[ModelEvent], None]:
         """The events of one call, as `Model.stream` promises. Retries only before the first delta.
 
-        Raises:
-            RunFailure: the call failed (`ModelFailed`, `ModelTimeout`, or what `meaning` returns).
+        Raises the `RunFailure` of a failed call: `ModelFailed`, `ModelTimeout`, or what `meaning` returns.
         """
         connection = await self.connection()
         deadlines = self.deadlines(stream=request.stream)
@@ -174,7 +173,10 @@ class ModelService:
                 yield [following]
                 return
             if isinstance(following, RunFailure):
-                raise following
+                try:
+                    raise following
+                finally:  # its traceback refers to this frame, and by it to the messages
+                    del following, ending
             await asyncio.sleep(following)
 
     def _remember(self, request: ModelRequest) -> None:

@@ -254,6 +254,7 @@ class ModelResponse:
         except FrameTooLong:
             raise AttemptFailed(ModelFailed("The model service sent an event that has no end.")) from None
         except (aiohttp.ClientError, OSError) as failure:
+            failure.__traceback__ = None  # the response keeps it, and it would keep all who have waited
             raise _broken_off(failure) from None
         finally:
             self._waiting_since = None
@@ -287,6 +288,7 @@ class ModelResponse:
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as failure:
+            failure.__traceback__ = None  # as in `frames`
             raise _broken_off(failure) from None
 
     def _now(self) -> float:

@@ -387,7 +387,10 @@ class BaseStore(ABC):
         self._under_way.add(future)
         future.add_done_callback(self._ended)
         await asyncio.wait([future])  # newer versions of `asyncio.shield` log an error whose caller has left
-        return future.result()
+        try:
+            return future.result()
+        finally:  # its error refers to this frame by its traceback
+            del future
 
     def _ended(self, work: asyncio.Future[Any]) -> None:
         self._under_way.discard(work)

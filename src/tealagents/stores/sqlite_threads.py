@@ -36,7 +36,7 @@ class Job:
         try:
             self.result = self.work(connection)
         except StoreError as error:
-            self.error = error
+            self.error = error.with_traceback(None)  # which refers to this job
 
     def settle(self) -> None:
         if self.then is not None and self.error is None:
@@ -74,7 +74,10 @@ class ConnectionThread(Thread):
             raise sqlite3.ProgrammingError("the store is closed")
         job = Job(work, then)
         self._queue.put(job)
-        result: T = await job.future
+        try:
+            result: T = await job.future
+        finally:  # its error refers to this frame by its traceback
+            del job
         return result
 
     async def close(self) -> None:

@@ -27,6 +27,9 @@ from tealagents.threads.views import Part, parts_of
 
 #: bytes, as estimated, of all windows in one `Windows`
 KEPT_BYTES = 64 * 1024 * 1024
+#: seconds for which a window is kept after its last turn: what was erased, by this process or another, stays
+#: in memory for no longer
+UNUSED_SECONDS = 600.0
 #: how many of the last log records are read again with every turn
 RECHECK_KEYS = 4
 #: rounds of other processes that are added to a window. If there are more of them, and more than it has
@@ -66,6 +69,8 @@ class Window(Generic[T]):
         #: whether there is nothing older than the first round
         self.complete = not head.path
         self.size = WINDOW_OVERHEAD
+        #: when a turn last loaded it, by the clock's `monotonic`
+        self.used_at = 0.0
         #: how many rounds, counted from the newest, have been read since the last `shrink`
         self._reached = 0
         #: the result of `all`, once it has been asked for
@@ -133,6 +138,7 @@ class Windows(Generic[T]):
             kept = None
         if kept is not None and kept.path == head.path and kept.checkpoint_id == head.checkpoint_id:
             self._kept.move_to_end(head.task_id)
+            kept.used_at = self._records.clock.monotonic()
             return kept
         window: Window[T] = Window(head)
         if kept is not None and continues(kept.path, head.path):
@@ -237,8 +243,15 @@ class Windows(Generic[T]):
         if kept is not None:
             self._size -= kept.size
 
+    def drop_unused(self) -> None:
+        """Drops the windows that no turn has loaded for `UNUSED_SECONDS`."""
+        before = self._records.clock.monotonic() - UNUSED_SECONDS
+        while self._kept and (oldest := next(iter(self._kept.values()))).used_at <= before:
+            self.forget(oldest.task_id)
+
     def _keep(self, window: Window[T]) -> None:
         self.forget(window.task_id)
+        window.used_at = self._records.clock.monotonic()
         self._kept[window.task_id] = window
         self._size += window.size
         self._shrink()

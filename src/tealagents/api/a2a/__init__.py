@@ -2,8 +2,3 @@
 
 The SDK reads what the gate admits (`app`); `handler` answers; `documents`, `fold`, `errors` word it.
 """
-
-import os
-
-# the SDK's spans of each of its functions, a tenth of a turn: each request has a span already
-os.environ.setdefault("OTEL_INSTRUMENTATION_A2A_SDK_ENABLED", "false")

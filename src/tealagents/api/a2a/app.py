@@ -9,7 +9,10 @@ from a2a.compat.v0_3.types import A2ARequest
 from a2a.server.context import ServerCallContext
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
 from a2a.server.routes.common import ServerCallContextBuilder
+from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
+from a2a.server.routes.rest_dispatcher import RestDispatcher
 from a2a.types import a2a_pb2 as pb
+from a2a.utils import telemetry
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH as CARD
 from google.protobuf.json_format import ParseDict
 from starlette.requests import Request
@@ -28,6 +31,11 @@ from tealagents.domain.models import Json
 
 #: bindings and versions, the preferred one first
 _SPOKEN = (("JSONRPC", "1.0"), ("HTTP+JSON", "1.0"), ("JSONRPC", "0.3"))
+# the SDK's spans cost a tenth of a turn, and their wrappers keep each error's frames, and so the message
+for _dispatcher in (JsonRpcDispatcher, RestDispatcher):
+    for _name, _each in [*vars(_dispatcher).items()]:
+        if getattr(_each, "__globals__", None) is vars(telemetry):
+            setattr(_dispatcher, _name, _each.__wrapped__)
 _UNREADABLE = "cannot be read. Check base64 and its padding, numbers over 32 bits, and nesting over 30 levels"
 
 

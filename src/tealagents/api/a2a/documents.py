@@ -55,9 +55,8 @@ def _said(of: RequestRecord | Approval, message_id: str, parts: list[Json], role
 
 
 def _part(item: Item) -> Json:
-    if item.content_type == "text":
-        return {"text": item.content}
-    return dict(zip(("mediaType", "raw"), media(item), strict=True))
+    text = item.content_type == "text"
+    return {"text": item.content} if text else dict(zip(("mediaType", "raw"), media(item), strict=True))
 
 
 def items(message: pb.Message, sent: Json) -> tuple[Item, ...]:

@@ -68,5 +68,4 @@ def respond(call: AdmittedCall, error: TealError, headers: Mapping[str, str]) ->
     status, said = _kind(error)[0], document(error, call)
     if not call.is_rpc or status in OF_TRANSPORT:
         return json_response(said, status=status, headers=headers)
-    answer = sse.event_response if call.rpc_method in _STREAMS else json_response
-    return answer(said, headers=headers)
+    return (sse.event_response if call.rpc_method in _STREAMS else json_response)(said, headers=headers)
