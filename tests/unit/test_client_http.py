@@ -520,6 +520,10 @@ def test_a_token_function_that_returns_no_text_is_named(
             lambda client: client.resume("r", "approve", decision=[]),
             "unknown option decision; the options are reason",
         ),
+        (
+            lambda client: client.patch_task("t", expire_at=None),
+            "unknown option expire_at; the options are metadata, expires_at",
+        ),
         (lambda client: client.import_task("{}"), "imported from what export_task returned"),
     ],
 )
@@ -529,6 +533,13 @@ def test_what_cannot_be_meant_is_not_sent(
     """An option that is misspelt would begin a new task, or decide calls that it was not meant for."""
     with pytest.raises(TypeError, match=said):
         call(client)
+    assert not service.calls
+
+
+def test_a_time_without_a_zone_is_not_sent(service: ContractServer, client: Client) -> None:
+    """The client cannot know which moment it stands for."""
+    with pytest.raises(ValueError, match="expires_at has no time zone: 2100-01-01T00:00:00"):
+        client.patch_task("t", expires_at=datetime(2100, 1, 1))
     assert not service.calls
 
 

@@ -50,7 +50,7 @@ class TaskChanges(TypedDict, total=False):
 
 
 def message(content: Content, options: MessageOptions) -> Call:
-    _check(options, MessageOptions)
+    check(options, MessageOptions)
     key = options.get("idempotency_key")
     body = {
         **{name: options.get(name) for name in ("session_id", "task_id", "user_context", "metadata")},
@@ -67,7 +67,7 @@ def message(content: Content, options: MessageOptions) -> Call:
 
 
 def resume(of: str | Approval, action: Action, options: DecisionOptions) -> Call:
-    _check(options, DecisionOptions)
+    check(options, DecisionOptions)
     request_id, approval_id = (of, None) if isinstance(of, str) else (of.request_id, of.approval_id)
     approval_id = options.get("approval_id") or approval_id
     decisions = options.get("decisions")
@@ -118,7 +118,7 @@ def change(method: str, path: str, body: Any = None, *, repeatable: bool = True)
     return Call(method=method, path=path, body=body, repeatable=repeatable)
 
 
-def _check(options: Mapping[str, Any], known: type) -> None:
+def check(options: Mapping[str, Any], known: type) -> None:
     """`TypeError` for an unknown option: ignoring a misspelled `task_id` would start a new task."""
     if unknown := sorted(options.keys() - known.__annotations__.keys()):
         raise TypeError(f"unknown option {unknown[0]}; the options are {', '.join(known.__annotations__)}")

@@ -170,7 +170,10 @@ def _task(task_id: str, below: str = "") -> str:
 
 
 def _changed(changes: TaskChanges) -> Mapping[str, Any]:
+    calls.check(changes, TaskChanges)
     body: dict[str, Any] = dict(changes)
     if isinstance(expires_at := body.get("expires_at"), datetime):
+        if expires_at.utcoffset() is None:
+            raise ValueError(f"expires_at has no time zone: {expires_at.isoformat()}")
         body["expires_at"] = expires_at.isoformat()
     return body
