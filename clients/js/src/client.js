@@ -23,7 +23,7 @@ export class Client {
   // --- messages and requests ---------------------------------------------------------------------------
 
   /** @param {api.Input} input @param {api.MessageOptions} [options] */
-  send(input, options = {}) {
+  async send(input, options = {}) {
     return this.#calls.answer(message(input, options), options.signal);
   }
 
@@ -33,17 +33,17 @@ export class Client {
   }
 
   /** @param {api.Input} input @param {api.MessageOptions} [options] */
-  background(input, options = {}) {
+  async background(input, options = {}) {
     return this.#calls.accepted(inBackground(message(input, options)), options.signal);
   }
 
   /** @param {string} request_id @param {api.CallOptions} [options] */
-  request(request_id, {signal} = {}) {
+  async request(request_id, {signal} = {}) {
     return this.#calls.found(request_id, signal);
   }
 
   /** @param {string} request_id @param {api.CallOptions} [options] */
-  wait(request_id, {signal} = {}) {
+  async wait(request_id, {signal} = {}) {
     return this.#calls.waited(request_id, signal);
   }
 
@@ -62,7 +62,7 @@ export class Client {
   }
 
   /** @param {string} request_id @param {api.CallOptions} [options] @returns {Promise<api.RequestDocument>} */
-  cancel(request_id, {signal} = {}) {
+  async cancel(request_id, {signal} = {}) {
     return this.#calls.document(change("POST", `/requests/${segment(request_id)}/cancel`), signal);
   }
 
@@ -73,7 +73,7 @@ export class Client {
    * @param {api.Action | api.Decision} decision
    * @param {api.CallOptions} [options]
    */
-  resume(of, decision, {signal} = {}) {
+  async resume(of, decision, {signal} = {}) {
     return this.#calls.answer(resumption(of, decision), signal);
   }
 
@@ -100,7 +100,7 @@ export class Client {
    * @param {api.CallOptions} [options]
    * @returns {Promise<api.ApprovalWithTools>}
    */
-  approval({request_id, approval_id}, {signal} = {}) {
+  async approval({request_id, approval_id}, {signal} = {}) {
     const path = `/requests/${segment(request_id)}/approvals/${segment(approval_id)}`;
     return this.#calls.document(read(path), signal, ["approval_id"]);
   }
@@ -113,12 +113,12 @@ export class Client {
   }
 
   /** @param {string} session_id @param {api.CallOptions} [options] @returns {Promise<api.Session>} */
-  session(session_id, {signal} = {}) {
+  async session(session_id, {signal} = {}) {
     return this.#calls.document(read(`/sessions/${segment(session_id)}`), signal, ["session_id"]);
   }
 
   /** @param {string} session_id @param {api.CallOptions} [options] */
-  deleteSession(session_id, {signal} = {}) {
+  async deleteSession(session_id, {signal} = {}) {
     return this.#calls.erased(once("DELETE", `/sessions/${segment(session_id)}`), signal);
   }
 
@@ -128,7 +128,7 @@ export class Client {
   }
 
   /** @param {string} task_id @param {api.CallOptions} [options] @returns {Promise<api.Task>} */
-  task(task_id, {signal} = {}) {
+  async task(task_id, {signal} = {}) {
     return this.#calls.document(read(pathOf(task_id)), signal, TASK);
   }
 
@@ -138,12 +138,12 @@ export class Client {
    * @param {api.CallOptions} [options]
    * @returns {Promise<api.Task>}
    */
-  patchTask(task_id, changes, {signal} = {}) {
+  async patchTask(task_id, changes, {signal} = {}) {
     return this.#calls.document(change("PATCH", pathOf(task_id), changes), signal, TASK);
   }
 
   /** @param {string} task_id @param {api.CallOptions} [options] */
-  deleteTask(task_id, {signal} = {}) {
+  async deleteTask(task_id, {signal} = {}) {
     return this.#calls.erased(change("DELETE", pathOf(task_id)), signal);
   }
 
@@ -183,7 +183,7 @@ export class Client {
    * @param {api.CallOptions} [options]
    * @returns {Promise<api.Task>}
    */
-  rollback(task_id, checkpoint_id, {signal} = {}) {
+  async rollback(task_id, checkpoint_id, {signal} = {}) {
     return this.#calls.document(once("POST", pathOf(task_id, "/rollback"), {checkpoint_id}), signal, TASK);
   }
 
@@ -193,17 +193,17 @@ export class Client {
    * @param {api.CallOptions} [options]
    * @returns {Promise<api.Task>}
    */
-  fork(task_id, point = {}, {signal} = {}) {
+  async fork(task_id, point = {}, {signal} = {}) {
     return this.#calls.document(once("POST", pathOf(task_id, "/fork"), point), signal, TASK);
   }
 
   /** @param {string} task_id @param {api.CallOptions} [options] @returns {Promise<string>} */
-  exportTask(task_id, {signal} = {}) {
+  async exportTask(task_id, {signal} = {}) {
     return this.#calls.text(read(pathOf(task_id, "/export")), signal);
   }
 
   /** @param {string} document @param {api.CallOptions} [options] @returns {Promise<api.Task>} */
-  importTask(document, {signal} = {}) {
+  async importTask(document, {signal} = {}) {
     return this.#calls.document(once("POST", "/tasks/import", document), signal, TASK);
   }
 
@@ -328,6 +328,5 @@ function pathOf(task_id, below = "") {
 
 /** Not `randomUUID`, which a page has only where it was served securely. */
 function newKey() {
-  const bytes = crypto.getRandomValues(new Uint8Array(16));
-  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  return crypto.getRandomValues(new Uint32Array(4)).join("-");
 }

@@ -121,6 +121,18 @@ test("a message that is answered with nothing is an unexpected answer", async ()
   await assert.rejects(answeredWith(null, {status: 204}).stream("hello").answer(), {name: "UnexpectedAnswer"});
 });
 
+test("a method that returns a promise rejects it, also where the program is mistaken", async () => {
+  const unsent = /** @type {any} */ (new Client(URL_OF_AN_AGENT, {fetch: () => assert.fail("it was sent")}));
+  const [id, pause] = ["a/b", {request_id: "a/b", approval_id: "a"}];
+  for (const call of [
+    () => unsent.send("hello", {taskId: "t"}), () => unsent.background("hello", {taskId: "t"}),
+    () => unsent.request(id), () => unsent.wait(id), () => unsent.cancel(id), () => unsent.resume(id, "approve"),
+    () => unsent.approval(pause), () => unsent.session(id), () => unsent.deleteSession(id), () => unsent.task(id),
+    () => unsent.patchTask(id, {}), () => unsent.deleteTask(id), () => unsent.rollback(id, "c"), () => unsent.fork(id),
+    () => unsent.exportTask(id),
+  ]) await assert.rejects(call(), TypeError, String(call));
+});
+
 test("a mistake in the program is said before anything is sent", async () => {
   const secret = "http://user:secret@host/A/1";
   for (const url of ["A/1", "ftp://host/A/1", secret, "http://host/A/1?b=c", "http://host/A/1?", "http://host/A/1#"]) {
