@@ -60,6 +60,8 @@ from tealagents.client.wire import (
     Reply,
     Sleep,
     Stream,
+    Timeouts,
+    build_request,
     retry_after_seconds,
 )
 
@@ -442,6 +444,24 @@ def test_sending_again(trouble: Reply | Lost) -> None:
     assert len(network.calls) == 3
     asked = 2.0 if isinstance(trouble, Reply) and trouble.headers else 0.0
     assert network.slept == [asked + 0.1, asked + 0.2]
+
+
+def test_every_attempt_sends_the_same_message() -> None:
+    """The program may change what it has passed: under the same key, another message would be refused."""
+    sent: list[bytes] = []
+
+    def serve(call: Call) -> Reply | Lost:
+        sent.append(build_request(httpx.Client(), "http://host/A/1", call, "", Timeouts()).content)
+        message["content"] = metadata["channel"] = "two"
+        return LOST if len(sent) == 1 else document(ANSWER)
+
+    for how in ("send", "background"):
+        sent.clear()
+        message, metadata = {"content_type": "text", "content": "one"}, {"channel": "one"}
+        network = Network(serve)
+        network.run(getattr(network.operations(), how)([message], {"metadata": metadata}))
+        assert sent[0] == sent[1]
+        assert b"two" not in sent[0]
 
 
 @pytest.mark.parametrize(

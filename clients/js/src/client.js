@@ -4,7 +4,7 @@ import {Calls, IDEMPOTENCY_KEY} from "./calls.js";
 import {UnexpectedAnswer} from "./errors.js";
 import {List} from "./list.js";
 import {EventStream} from "./stream.js";
-import {EVENT_STREAM, printable, segment} from "./wire.js";
+import {EVENT_STREAM, printable, segment, written} from "./wire.js";
 
 const TASK = ["task_id"];
 
@@ -251,14 +251,14 @@ function message(input, options) {
     if (!/^(signal|on(Open|Reconnect))$/.test(name)) throw new TypeError(`a message has no option ${name}`);
   }
   const items = typeof input === "string" ? [{content_type: "text", content: input}] : input;
-  return {
+  return written({
     method: "POST",
     path: "",
     body: {items, session_id, task_id, user_context, metadata, supersede},
     headers: {[IDEMPOTENCY_KEY]: printable(idempotencyKey ?? newKey(), "the idempotency key")},
     timeout: "answerMs",
     repeatable: true,
-  };
+  });
 }
 
 /**
@@ -272,14 +272,14 @@ function resumption(of, decision) {
   const pause = typeof of === "string" ? {request_id: of, approval_id: undefined} : of;
   const decided = typeof decision === "string" ? {action: decision} : decision;
   const {approval_id = pause.approval_id, ...body} = decided;
-  return {
+  return written({
     method: "POST",
     path: `/requests/${segment(pause.request_id)}/resume`,
     query: {approval_id},
     body,
     timeout: "answerMs",
     repeatable: true,
-  };
+  });
 }
 
 /** @param {Call} call @returns {Call} */
@@ -306,7 +306,7 @@ function read(path) {
  * @returns {Call}
  */
 function change(method, path, body) {
-  return {method, path, body, repeatable: true};
+  return written({method, path, body, repeatable: true});
 }
 
 /**
@@ -318,7 +318,7 @@ function change(method, path, body) {
  * @returns {Call}
  */
 function once(method, path, body) {
-  return {method, path, body};
+  return written({method, path, body});
 }
 
 /** @param {string} task_id */

@@ -17,7 +17,7 @@ const UPLOADED_PER_MS = 16;
  * @property {"GET" | "POST" | "PATCH" | "DELETE"} method
  * @property {string} path
  * @property {object} [query] values that are null or undefined are left out
- * @property {object | string} [body] a string is JSON already
+ * @property {string} [body] JSON
  * @property {Record<string, string>} [headers]
  * @property {keyof Timeouts} [timeout] which timeout bounds the wait for bytes; `callMs` if absent
  * @property {boolean} [repeatable] making it again does no harm even if the first one was carried out
@@ -208,16 +208,15 @@ export class Wire {
    */
   async reply(call, signal, refused = false) {
     const {method, path, query, body} = call;
-    const text = body === undefined || typeof body === "string" ? body : JSON.stringify(body, sendable);
     const watch = new Watch(this.#timeouts[call.timeout ?? "callMs"], signal);
     let open = false;
     try {
       const headers = await this.#headers(call, refused, watch);
-      watch.touch(Math.ceil((text?.length ?? 0) / UPLOADED_PER_MS));
+      watch.touch(Math.ceil((body?.length ?? 0) / UPLOADED_PER_MS));
       const response = await watch.over(() => this.#fetch(this.url + path + queryString(query), {
         method,
         headers,
-        body: text ?? null,
+        body: body ?? null,
         signal: watch.signal,
         // a redirected POST would arrive as a GET, and a token at an address that it was not meant for
         redirect: "manual",
@@ -286,6 +285,16 @@ function bearer(token) {
 export function printable(text, what) {
   if (typeof text === "string" && /^[ -~]+$/.test(text)) return text;
   throw new TypeError(`${what} is not one line of printable ASCII characters`);
+}
+
+/**
+ * The call with its body as JSON, written once: each attempt sends the same, whatever the program changes meanwhile.
+ *
+ * @param {Omit<Call, "body"> & {body?: object | string | undefined}} call whose body, as a string, is JSON already
+ * @returns {Call}
+ */
+export function written({body, ...call}) {
+  return {...call, body: typeof body === "string" ? body : JSON.stringify(body, sendable)};
 }
 
 /**

@@ -80,6 +80,31 @@ test("the error of a message knows the key that the message was sent with, and n
   }
 });
 
+test("every attempt sends the same message, whatever the program changes meanwhile", async () => {
+  /** @type {{key: string | null, body: unknown}[]} */
+  const sent = [];
+  const text = () => ({content_type: /** @type {const} */ ("text"), content: "one"});
+  let [item, metadata] = [text(), {channel: "one"}];
+  /** @type {typeof fetch} */
+  const answered = async (_, {headers, body} = {}) => {
+    sent.push({key: new Headers(headers).get("Idempotency-Key"), body});
+    item.content = metadata.channel = "two";
+    return sent.length === 1 ? assert.fail(new TypeError("network")) : new Response(JSON.stringify(IDS));
+  };
+  const agent = new Client(URL_OF_AN_AGENT, {retry: {firstDelayMs: 1}, fetch: answered});
+  for (const call of [
+    () => agent.send([item], {metadata}), () => agent.background([item], {metadata}),
+    () => agent.stream([item], {metadata})[Symbol.asyncIterator]().next(),
+    () => agent.resume("r", {decisions: [{id: "c", arguments: metadata}]}),
+  ]) {
+    sent.length = 0;
+    [item, metadata] = [text(), {channel: "one"}];
+    await call();
+    assert.deepEqual(sent[0], sent[1]);
+    assert.doesNotMatch(String(sent[0]?.body), /two/);
+  }
+});
+
 test("an idempotency key that is null is made anew, as one that is absent", async () => {
   const sent = new Set();
   /** @type {typeof fetch} */

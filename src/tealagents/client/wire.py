@@ -83,6 +83,12 @@ class Call:
     repeatable: bool = False
     #: it needs no token, and is sent without one
     anonymous: bool = False
+    #: `body` as JSON, written once: each attempt sends the same, whatever the program changes meanwhile
+    content: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.content is None and self.body is not None:
+            object.__setattr__(self, "content", _encoded(self.body))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,22 +213,20 @@ def build_request(
     headers = {"Accept": "application/json", **call.headers}
     if token != "":
         headers["Authorization"] = _bearer(token)
-    content = None
-    if call.body is not None:
+    if call.content is not None:
         headers["Content-Type"] = "application/json"
-        content = _encoded(call.body)
     return http.build_request(
         call.method,
         base_url + call.path,
         params=dict(call.query) or None,
         headers=headers,
-        content=content,
+        content=call.content,
         timeout=httpx.Timeout(
             _finite(timeouts.call),
             connect=_finite(min(timeouts.connect, call.most_seconds)),
             read=_finite(min(getattr(timeouts, call.timeout), call.most_seconds)),
             # the asynchronous client of httpx bounds with it the upload of the whole body
-            write=_finite(timeouts.call + len(content or b"") / UPLOADED_PER_SECOND),
+            write=_finite(timeouts.call + len(call.content or b"") / UPLOADED_PER_SECOND),
         ),
     )
 
