@@ -226,6 +226,22 @@ def test_idempotency(client: Client, service: ContractServer) -> None:
         client.send("twice", idempotency_key=key)
 
 
+def test_a_replayed_failure_is_known_as_one(service: ContractServer, connect: Connect) -> None:
+    """Also where it comes as a stream, and where that stream breaks off and the log is followed."""
+    with proxied(service) as (proxy, url):
+        client = connect(url)
+        for replayed in (False, True):
+            with pytest.raises(ModelError) as failed:
+                client.stream("fail", idempotency_key="key").answer()
+            assert failed.value.replayed is replayed
+        calls = len(service.calls)
+        proxy.upcoming.append(Faults(cut_replies_after=400))
+        *_, end = client.stream("fail", idempotency_key="key")
+        assert isinstance(end, Failed)
+        assert end.error.replayed
+        assert len(service.calls) > calls + 1
+
+
 def test_background_wait_and_follow(client: Client, service: ContractServer) -> None:
     """A background request can be polled, followed from any event, and waited for."""
     accepted = client.background("count 30")

@@ -19,8 +19,6 @@ export const IDEMPOTENCY_KEY = "Idempotency-Key";
 /** Refused before anything happened, so that any call may be made again.
  * @type {Set<string | null>} */
 const REFUSED = new Set(["overloaded", "draining", "auth_unavailable"]);
-/** How a gateway says that the service is away. */
-const GATEWAY = new Set([502, 503, 504]);
 
 /** The ids in every document that belongs to a request. */
 const IDS = ["session_id", "task_id", "request_id"];
@@ -188,9 +186,8 @@ export class Calls {
   async health(signal) {
     /** @type {Call} */
     const call = {method: "GET", path: "/health", anonymous: true, repeatable: true};
-    const reply = await this.wire.reply(call, signal).catch((error) => {
-      throw error instanceof Lost ? givenUp(error, call) : error;
-    });
+    const reply = await attempt(() => this.wire.reply(call, signal));
+    if (reply instanceof Lost) throw givenUp(reply, call);
     if (reply.ok) return /** @type {any} */ (reply.document());
     const problem = reply.problem();
     if (!("dependencies" in problem.problem)) throw problem;
@@ -206,17 +203,16 @@ export class Calls {
    */
   async #exchange(call, signal, budget = this.budget()) {
     for (;;) {
-      const trouble = await attempt(() => this.wire.reply(call, signal));
-      if (!(trouble instanceof Lost)) {
-        if (trouble.ok) return trouble;
-        const problem = trouble.problem();
-        problem.inDoubt = !call.repeatable && ofGateway(problem);
-        if (problem.inDoubt) throw problem;
-        if (!mayRepeat(call, problem)) return trouble;
-      } else if (!mayRepeat(call, trouble)) {
-        throw givenUp(trouble, call);
+      const reply = await attempt(() => this.wire.reply(call, signal));
+      if (!(reply instanceof Lost) && reply.ok) return reply;
+      const trouble = reply instanceof Lost ? reply : reply.problem();
+      if (!mayRepeat(call, trouble)) {
+        if (trouble instanceof Lost) throw givenUp(trouble, call);
+        trouble.inDoubt = !call.repeatable && ofGateway(trouble);
+        if (trouble.inDoubt) throw trouble;
+        return /** @type {Reply} */ (reply);
       }
-      await this.holdOn(trouble instanceof Lost ? trouble : trouble.problem(), budget, call, {signal});
+      await this.holdOn(trouble, budget, call, {signal});
     }
   }
 
@@ -262,12 +258,12 @@ function didNothing(trouble) {
 }
 
 /**
- * Whether a gateway answered: its status is a gateway's, and its code is none of the service's.
+ * Whether a gateway answered that the service is away: its status is 502, 503 or 504, and its code is none of ours.
  *
  * @param {ProblemError} problem
  */
 function ofGateway({constructor, status}) {
-  return constructor === ProblemError && GATEWAY.has(status);
+  return constructor === ProblemError && status > 501 && status < 505;
 }
 
 /**

@@ -26,6 +26,8 @@ export class EventStream {
   /** @type {StreamEvent | null} */
   #end = null;
   #isRead = false;
+  /** the events are those of an earlier request under the same idempotency key */
+  #replayed = false;
 
   /** @type {string | null} */
   sessionId = null;
@@ -86,7 +88,7 @@ export class EventStream {
   async answer() {
     for await (const _ of this);
     const end = /** @type {StreamEvent} */ (this.#end);
-    if (end.event === "error") throw keyed(problemError(end.data), this.#start);
+    if (end.event === "error") throw keyed(problemError(end.data, {replayed: this.#replayed}), this.#start);
     return /** @type {Answer} */ (end.data);
   }
 
@@ -100,6 +102,7 @@ export class EventStream {
   async *#read(reply, budget) {
     const opened = Date.now();
     this.#pause = null;
+    this.#replayed ||= reply.replayed;
     let lost = null;
     try {
       for await (const message of reply.messages(this.#onOpen)) {

@@ -141,6 +141,7 @@ export class Reply {
     this.status = response.status;
     this.ok = response.ok;
     this.isStream = isStream(response);
+    this.replayed = response.headers.get("idempotent-replayed") === "true";
   }
 
   /** Of a stream: a byte has come, be it of a keepalive. */
@@ -175,7 +176,7 @@ export class Reply {
       status,
       detail,
       retryAfter: seconds(headers.get("retry-after"), headers.get("date")),
-      replayed: headers.get("idempotent-replayed") === "true",
+      replayed: this.replayed,
     });
   }
 }
@@ -327,7 +328,7 @@ function isRefused(response) {
 
 /** @param {Response} response */
 function isStream({status, headers}) {
-  return status === 200 && headers.get("content-type")?.split(";")[0]?.trim().toLowerCase() === EVENT_STREAM;
+  return status === 200 && /^text\/event-stream\s*(;|$)/i.test(headers.get("content-type") ?? "");
 }
 
 /**

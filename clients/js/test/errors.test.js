@@ -80,6 +80,21 @@ test("the error of a message knows the key that the message was sent with, and n
   }
 });
 
+test("a failure is known to be replayed, also where it comes as a stream that breaks off", async () => {
+  for (const replayed of [true, false]) {
+    const headers = {...STREAM.headers, ...(replayed ? {"Idempotent-Replayed": "true"} : {})};
+    const begun = `event: request\nid: 1\ndata: ${JSON.stringify(IDS)}\n\n`;
+    const end = `event: error\nid: 2\ndata: ${JSON.stringify({...IDS, code: "model_error"})}\n\n`;
+    for (const streams of [[begun + end], [begun, end]]) {
+      const answers = streams.map((body, index) => new Response(body, index ? STREAM : {headers}));
+      const answered = async () => answers.shift() ?? assert.fail("it was asked again");
+      const agent = new Client(URL_OF_AN_AGENT, {retry: {firstDelayMs: 1}, fetch: answered});
+      const error = await agent.stream("hello").answer().catch((error) => error);
+      assert.deepEqual([error.name, error.replayed], ["ModelError", replayed]);
+    }
+  }
+});
+
 test("every attempt sends the same message, whatever the program changes meanwhile", async () => {
   /** @type {{key: string | null, body: unknown}[]} */
   const sent = [];

@@ -80,6 +80,8 @@ class Position:
     #: the service is known to have the message: its events can be followed
     located: bool = False
     ended: bool = False
+    #: the stream is that of an earlier request under the same idempotency key
+    replayed: bool = False
     #: of the message that the stream began with
     idempotency_key: str | None = None
     #: a pause that ends the stream, unless it has been decided in the meantime and events follow
@@ -313,6 +315,7 @@ class Rules:
             if isinstance(outcome, Lost):
                 trouble: Trouble | None = outcome
             elif outcome.is_stream:
+                position.replayed = position.replayed or outcome.replayed
                 trouble = yield from self._read(position, budget)
             else:
                 trouble = yield from self._without_stream(start, call, outcome, position)
@@ -482,7 +485,7 @@ def _of_the_way(event: StreamEvent) -> TypeGuard[Failed]:
 
 def _emitted(event: StreamEvent, position: Position) -> Stream[StreamEvent, None]:
     if isinstance(event, Failed):
-        position.keyed(event.error)
+        position.keyed(event.error).replayed = position.replayed
     if position.ended:
         # before the last event is returned, since most callers stop reading there
         yield Close()
