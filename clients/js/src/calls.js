@@ -12,7 +12,7 @@ import {
   problemError,
 } from "./errors.js";
 import {Budget, sleep} from "./retry.js";
-import {Lost, Wire, segment} from "./wire.js";
+import {Lost, Wire, read, segment} from "./wire.js";
 
 export const IDEMPOTENCY_KEY = "Idempotency-Key";
 
@@ -126,7 +126,7 @@ export class Calls {
    * @returns {Promise<RequestDocument>}
    */
   found(requestId, signal) {
-    return this.document({method: "GET", path: `/requests/${segment(requestId)}`, repeatable: true}, signal);
+    return this.document(read(`/requests/${segment(requestId)}`), signal);
   }
 
   /**
@@ -184,8 +184,7 @@ export class Calls {
    * @returns {Promise<Health>}
    */
   async health(signal) {
-    /** @type {Call} */
-    const call = {method: "GET", path: "/health", anonymous: true, repeatable: true};
+    const call = {...read("/health"), anonymous: true};
     const reply = await attempt(() => this.wire.reply(call, signal));
     if (reply instanceof Lost) throw givenUp(reply, call);
     if (reply.ok) return /** @type {any} */ (reply.document());

@@ -4,7 +4,7 @@ import {Calls, IDEMPOTENCY_KEY} from "./calls.js";
 import {UnexpectedAnswer} from "./errors.js";
 import {List} from "./list.js";
 import {EventStream} from "./stream.js";
-import {EVENT_STREAM, printable, segment, written} from "./wire.js";
+import {EVENT_STREAM, printable, read, segment, written} from "./wire.js";
 
 const TASK = ["task_id"];
 
@@ -290,11 +290,6 @@ function asStream(call) {
 /** @param {Call} call @returns {Call} */
 function inBackground(call) {
   return {...call, headers: {...call.headers, Prefer: "respond-async"}, timeout: "callMs"};
-}
-
-/** @param {string} path @returns {Call} */
-function read(path) {
-  return {method: "GET", path, repeatable: true};
 }
 
 /**

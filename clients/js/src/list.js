@@ -1,6 +1,7 @@
 /** @import {ListOptions, Page} from "./index.js" */
 /** @import {Calls} from "./calls.js" */
 import {UnexpectedAnswer} from "./errors.js";
+import {read} from "./wire.js";
 
 /**
  * @template T
@@ -34,12 +35,7 @@ export class List {
    * @returns {Promise<Paged>}
    */
   async page(cursor = this.#query.cursor) {
-    const call = /** @type {const} */ ({
-      method: "GET",
-      path: this.#path,
-      query: {...this.#query, cursor},
-      repeatable: true,
-    });
+    const call = read(this.#path, {...this.#query, cursor});
     const document = /** @type {any} */ (await this.#calls.document(call, this.#signal, []));
     if (!Array.isArray(document.items)) throw new UnexpectedAnswer(`the list ${this.#path} has no \`items\``);
     return document;

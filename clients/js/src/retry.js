@@ -10,11 +10,8 @@ export class Budget {
 
   /** @param {Retry} [retry] */
   constructor({attempts = 10, firstDelayMs = 200, longestDelayMs = 8_000, longestWaitMs = 60_000} = {}) {
-    this.#bounds = {attempts, firstDelayMs, longestDelayMs, longestWaitMs};
-  }
-
-  get longestDelayMs() {
-    return this.#bounds.longestDelayMs;
+    this.#bounds = {attempts, firstDelayMs, longestWaitMs};
+    this.longestDelayMs = longestDelayMs;
   }
 
   /** There was progress: earlier failures no longer count. */
@@ -31,9 +28,9 @@ export class Budget {
    * @param {number | null} retryAfter seconds
    */
   delayMs(retryAfter = null) {
-    const {attempts, firstDelayMs, longestDelayMs, longestWaitMs} = this.#bounds;
+    const {attempts, firstDelayMs, longestWaitMs} = this.#bounds;
     const asked = (retryAfter ?? 0) * 1000;
-    const ceiling = Math.min(longestDelayMs, firstDelayMs * 2 ** this.failures);
+    const ceiling = Math.min(this.longestDelayMs, firstDelayMs * 2 ** this.failures);
     this.failures += 1;
     if (this.failures > attempts || asked > longestWaitMs) return null;
     return asked + ceiling * (0.5 + 0.5 * Math.random());

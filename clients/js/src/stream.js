@@ -5,7 +5,7 @@
 /** @import {Call, Reply} from "./wire.js" */
 import {answerOf, attempt, failureOf, identified, isGoingOn, isMessage, keyed, mayRepeat} from "./calls.js";
 import {NotFound, NotOwner, ProblemError, RequestInProgress, UnexpectedAnswer, isId, problemError} from "./errors.js";
-import {EVENT_STREAM, Lost, parsed, segment} from "./wire.js";
+import {EVENT_STREAM, Lost, parsed, read, segment} from "./wire.js";
 
 const ENDS = new Set(["approval-required", "final-response", "error"]);
 /** @type {Set<string | undefined>} */
@@ -75,7 +75,13 @@ export class EventStream {
         const trouble = reply instanceof Lost ? reply
           : reply.isStream ? yield* this.#read(reply, budget)
           : yield* this.#withoutStream(call, reply);
-        if (trouble) await this.#holdOn(trouble, budget);
+        if (!trouble) continue;
+        await this.#calls.holdOn(trouble, budget, this.#start, {
+          requestId: this.requestId,
+          lastEventId: this.lastEventId,
+          signal: this.#signal,
+          onReconnect: this.#onReconnect,
+        });
       }
     } catch (error) {
       throw keyed(error, this.#start);
@@ -119,7 +125,7 @@ export class EventStream {
       lost = error;
     }
     // a connection that lasted, perhaps with nothing but keepalives, is progress too
-    if (reply.hasBegun && Date.now() - opened > budget.longestDelayMs) budget.renew();
+    if (reply.watch.hasBegun && Date.now() - opened > budget.longestDelayMs) budget.renew();
     if (lost) return lost;
     if (!this.#pause) return new Lost(new Error("the stream broke off before its last event"));
     yield this.#pass(this.#pause);
@@ -207,19 +213,6 @@ export class EventStream {
     this.requestId = isId(request_id) ? request_id : this.requestId;
     this.#located = this.requestId !== null;
   }
-
-  /**
-   * @param {Lost | ProblemError} trouble
-   * @param {Budget} budget
-   */
-  #holdOn(trouble, budget) {
-    return this.#calls.holdOn(trouble, budget, this.#start, {
-      requestId: this.requestId,
-      lastEventId: this.lastEventId,
-      signal: this.#signal,
-      onReconnect: this.#onReconnect,
-    });
-  }
 }
 
 /**
@@ -229,11 +222,9 @@ export class EventStream {
  */
 function follow(requestId, after) {
   return {
-    method: "GET",
-    path: `/requests/${segment(requestId)}/events`,
+    ...read(`/requests/${segment(requestId)}/events`),
     headers: {Accept: EVENT_STREAM, ...(after ? {"Last-Event-ID": String(after)} : {})},
     timeout: "silenceMs",
-    repeatable: true,
   };
 }
 
@@ -250,7 +241,7 @@ function isOfTheWay(event) {
 /**
  * The event's number in its request's log; null where it is no part of it.
  *
- * @param {EventSourceMessage} message
+ * @param {{id?: string | undefined}} message
  */
 function numberOf({id}) {
   return /^\d{1,15}$/.test(id ?? "") ? Number(id) : null;

@@ -5,7 +5,7 @@ import {readMessages, readText} from "./sse.js";
 export const EVENT_STREAM = "text/event-stream";
 
 /** The failures of Node.js after which the service cannot have seen the call. A browser does not say. */
-const UNSENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "UND_ERR_CONNECT_TIMEOUT"]);
+const UNSENT = /^(ECONNREFUSED|ENOTFOUND|EAI_AGAIN|UND_ERR_CONNECT_TIMEOUT)$/;
 
 /** The slowest upload that is waited for. `fetch` does not say how far a body is, so that it has a time of its own. */
 const UPLOADED_PER_MS = 16;
@@ -16,7 +16,7 @@ const UPLOADED_PER_MS = 16;
  * @typedef {object} Call
  * @property {"GET" | "POST" | "PATCH" | "DELETE"} method
  * @property {string} path
- * @property {object} [query] values that are null or undefined are left out
+ * @property {object | undefined} [query] values that are null or undefined are left out
  * @property {string} [body] JSON
  * @property {Record<string, string>} [headers]
  * @property {keyof Timeouts} [timeout] which timeout bounds the wait for bytes; `callMs` if absent
@@ -29,7 +29,7 @@ export class Lost extends Error {
   /** @param {unknown} cause */
   constructor(cause) {
     super(reason(cause), {cause});
-    this.sent = !UNSENT.has(/** @type {any} */ (cause)?.cause?.code);
+    this.sent = !UNSENT.test(/** @type {any} */ (cause)?.cause?.code);
   }
 }
 
@@ -38,7 +38,7 @@ export class Watch {
   #controller = new AbortController();
   #outer;
   #ms;
-  /** a byte of the body has come */
+  /** a byte of the body has come, be it of a keepalive */
   hasBegun = false;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
@@ -126,7 +126,6 @@ export class Watch {
 /** An HTTP answer. The body of an event stream is still to be read, by `messages`. */
 export class Reply {
   #response;
-  #watch;
   #text;
 
   /**
@@ -136,7 +135,7 @@ export class Reply {
    */
   constructor(response, watch, text = "") {
     this.#response = response;
-    this.#watch = watch;
+    this.watch = watch;
     this.#text = text;
     this.status = response.status;
     this.ok = response.ok;
@@ -144,14 +143,9 @@ export class Reply {
     this.replayed = response.headers.get("idempotent-replayed") === "true";
   }
 
-  /** Of a stream: a byte has come, be it of a keepalive. */
-  get hasBegun() {
-    return this.#watch.hasBegun;
-  }
-
   /** @param {() => void} [onOpen] */
   messages(onOpen) {
-    return readMessages(this.#response, this.#watch, onOpen);
+    return readMessages(this.#response, this.watch, onOpen);
   }
 
   /** The JSON object of a 2xx answer, as it came. */
@@ -224,7 +218,8 @@ export class Wire {
         cache: "no-store",
       }));
       watch.touch();
-      if (response.type === "opaqueredirect" || (response.status >= 300 && response.status < 400)) {
+      // a browser gives a redirection the status 0
+      if (!response.status || (response.status >= 300 && response.status < 400)) {
         throw new UnexpectedAnswer(`${this.url}${path} redirects elsewhere; use the address it redirects to`);
       }
       if (!refused && isRefused(response) && typeof this.#token === "function") return this.reply(call, signal, true);
@@ -250,6 +245,15 @@ export class Wire {
     if (token !== "") all.set("Authorization", bearer(token));
     return all;
   }
+}
+
+/**
+ * @param {string} path
+ * @param {object} [query]
+ * @returns {Call}
+ */
+export function read(path, query) {
+  return {method: "GET", path, query, repeatable: true};
 }
 
 /**

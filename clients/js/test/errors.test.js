@@ -157,6 +157,15 @@ test("whatever a stream brings is an event or a ClientError", async () => {
   await assert.rejects(answeredWith(null, STREAM).stream("hello").answer(), ClientError);
 });
 
+test("the lines of a stream end as a server likes", async () => {
+  const events = [["request", IDS], ["final-response", {...IDS, status: "Completed", content: null}]];
+  for (const end of ["\n", "\r\n", "\r"]) {
+    const lines = events.flatMap(([event, data], id) => [`event: ${event}`, `id: ${id}`, `data: ${JSON.stringify(data)}`, ""]);
+    const stream = answeredWith(lines.map((line) => line + end).join(""), STREAM).stream("hello");
+    assert.equal((await stream.answer()).status, "Completed", JSON.stringify(end));
+  }
+});
+
 test("a message that is answered with nothing is an unexpected answer", async () => {
   await assert.rejects(answeredWith(null, {status: 204}).stream("hello").answer(), {name: "UnexpectedAnswer"});
 });
