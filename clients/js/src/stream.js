@@ -42,16 +42,18 @@ export class EventStream {
    * @param {Call | string} start the call that begins the request, or the id of a request that the service has
    * @param {FollowOptions} options
    */
-  constructor(calls, start, {signal, onReconnect, onOpen, after = 0}) {
+  constructor(calls, start, {signal, onReconnect, onOpen, after}) {
     this.#calls = calls;
     this.#signal = signal;
     this.#onReconnect = onReconnect;
     this.#onOpen = onOpen;
-    this.lastEventId = after;
+    const seen = numberOf({id: String(after ?? 0)});
+    if (seen === null) throw new TypeError("`after` is not the number of an event");
+    this.lastEventId = seen;
     if (typeof start === "string") {
       this.requestId = start;
       this.#located = true;
-      start = follow(start, after);
+      start = follow(start, seen);
     }
     this.#start = start;
   }

@@ -219,6 +219,13 @@ test("a mistake in the program is said before anything is sent", async () => {
   for (const id of [undefined, null, 5, "a/b"]) {
     await assert.rejects(async () => unsent.task(/** @type {any} */ (id)), TypeError);
   }
+  for (const after of /** @type {any[]} */ ([NaN, -1, 1.5, 2 ** 53, Infinity, "two", {}])) {
+    assert.throws(() => unsent.follow("r", {after}), /TypeError: `after` is not the number of an event/);
+    assert.throws(() => unsent.resumeStream("r", "approve", {after}), TypeError);
+  }
+  for (const after of /** @type {any[]} */ (["2", 2, undefined, null])) {
+    assert.equal(unsent.follow("r", {after}).lastEventId, Number(after ?? 0));
+  }
   // JSON would say null, which stands for a task that never expires, or for a key that is to be removed
   await assert.rejects(unsent.patchTask("t", {expires_at: new Date("tomorrow")}), /expires_at/);
   await assert.rejects(unsent.send("hello", {metadata: {price: NaN}}), /price/);
