@@ -28,6 +28,7 @@ const LONGEST_POLL_MS = 2_000;
 
 /** Makes calls again where that is safe, and knows what their answers mean. */
 export class Calls {
+  #wire;
   #retry;
 
   /**
@@ -35,7 +36,7 @@ export class Calls {
    * @param {ClientOptions} options
    */
   constructor(url, options) {
-    this.wire = new Wire(url, options);
+    this.#wire = new Wire(url, options);
     this.#retry = options.retry;
   }
 
@@ -185,12 +186,25 @@ export class Calls {
    */
   async health(signal) {
     const call = {...read("/health"), anonymous: true};
-    const reply = await attempt(() => this.wire.reply(call, signal));
+    const reply = await this.attempt(call, signal);
     if (reply instanceof Lost) throw givenUp(reply, call);
     if (reply.ok) return /** @type {any} */ (reply.document());
     const problem = reply.problem();
     if (!("dependencies" in problem.problem)) throw problem;
     return /** @type {any} */ (problem.problem);
+  }
+
+  /**
+   * One answer to `call`, or how the connection was lost.
+   *
+   * @param {Call} call
+   * @param {AbortSignal} [signal]
+   */
+  attempt(call, signal) {
+    return this.#wire.reply(call, signal).catch((error) => {
+      if (error instanceof Lost) return error;
+      throw error;
+    });
   }
 
   /**
@@ -202,7 +216,7 @@ export class Calls {
    */
   async #exchange(call, signal, budget = this.budget()) {
     for (;;) {
-      const reply = await attempt(() => this.wire.reply(call, signal));
+      const reply = await this.attempt(call, signal);
       if (!(reply instanceof Lost) && reply.ok) return reply;
       const trouble = reply instanceof Lost ? reply : reply.problem();
       if (!mayRepeat(call, trouble)) {
@@ -240,7 +254,7 @@ export class Calls {
  * @param {Call} call
  * @param {Lost | ProblemError} trouble
  */
-export function mayRepeat({repeatable = false}, trouble) {
+export function mayRepeat({repeatable}, trouble) {
   if (didNothing(trouble)) return true;
   if (trouble instanceof Lost || !repeatable) return repeatable;
   // a replayed failure is what the request came to, and stays so; `interrupted` is an end like it
@@ -263,21 +277,6 @@ function didNothing(trouble) {
  */
 function ofGateway({constructor, status}) {
   return constructor === ProblemError && status > 501 && status < 505;
-}
-
-/**
- * What `io` gives, or how the connection was lost.
- *
- * @template T
- * @param {() => Promise<T>} io
- */
-export async function attempt(io) {
-  try {
-    return await io();
-  } catch (error) {
-    if (error instanceof Lost) return error;
-    throw error;
-  }
 }
 
 /**
@@ -353,7 +352,7 @@ export function failureOf({session_id, task_id, request_id, error}) {
  * @param {Call} call
  * @param {{requestId?: string | null, lastEventId?: number}} [known]
  */
-function givenUp({message, cause, sent}, {repeatable = false}, known) {
+function givenUp({message, cause, sent}, {repeatable}, known) {
   const inDoubt = sent && !repeatable;
   const look = inDoubt ? "; what was asked may have been done: look before you repeat the call" : "";
   return new ConnectionLost(`no answer from the service: ${message}${look}`, {cause, inDoubt, ...known});

@@ -25,9 +25,9 @@ export class Budget {
    * Between half and all of a ceiling that doubles, so that clients that failed together do not come back
    * together; on top of what the service asked for.
    *
-   * @param {number | null} retryAfter seconds
+   * @param {number | null} [retryAfter] seconds
    */
-  delayMs(retryAfter = null) {
+  delayMs(retryAfter) {
     const {attempts, firstDelayMs, longestWaitMs} = this.#bounds;
     const asked = (retryAfter ?? 0) * 1000;
     const ceiling = Math.min(this.longestDelayMs, firstDelayMs * 2 ** this.failures);

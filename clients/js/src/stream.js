@@ -3,7 +3,7 @@
 /** @import {Calls} from "./calls.js" */
 /** @import {Budget} from "./retry.js" */
 /** @import {Call, Reply} from "./wire.js" */
-import {answerOf, attempt, failureOf, identified, isGoingOn, isMessage, keyed, mayRepeat} from "./calls.js";
+import {answerOf, failureOf, identified, isGoingOn, isMessage, keyed, mayRepeat} from "./calls.js";
 import {NotFound, NotOwner, ProblemError, RequestInProgress, UnexpectedAnswer, isId, problemError} from "./errors.js";
 import {EVENT_STREAM, Lost, parsed, read, segment} from "./wire.js";
 
@@ -73,14 +73,13 @@ export class EventStream {
       const budget = this.#calls.budget();
       while (!this.#end) {
         const call = this.#located && this.requestId ? follow(this.requestId, this.lastEventId) : this.#start;
-        const reply = await attempt(() => this.#calls.wire.reply(call, this.#signal));
+        const reply = await this.#calls.attempt(call, this.#signal);
         const trouble = reply instanceof Lost ? reply
           : reply.isStream ? yield* this.#read(reply, budget)
           : yield* this.#withoutStream(call, reply);
         if (!trouble) continue;
         await this.#calls.holdOn(trouble, budget, this.#start, {
-          requestId: this.requestId,
-          lastEventId: this.lastEventId,
+          ...this, // its public fields
           signal: this.#signal,
           onReconnect: this.#onReconnect,
         });

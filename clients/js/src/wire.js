@@ -288,7 +288,7 @@ function bearer(token) {
  * @param {string} what
  */
 export function printable(text, what) {
-  if (typeof text === "string" && /^[ -~]+$/.test(text)) return text;
+  if (typeof text === "string" && /^(?! )[ -~]*[!-~]$/.test(text)) return text;
   throw new TypeError(`${what} is not one line of printable ASCII characters`);
 }
 
@@ -303,15 +303,20 @@ export function written({body, ...call}) {
 }
 
 /**
- * A replacer that refuses what JSON would turn into null: NaN, infinities and invalid dates.
+ * A replacer that refuses what JSON would turn into null: NaN, infinities and invalid dates, and in arrays what is no
+ * value of JSON; and what it would turn into {}: a Map or a Set.
  *
  * @this {any}
  * @param {string} name
  * @param {unknown} value
  */
 function sendable(name, value) {
-  const lost = typeof value === "number" ? !Number.isFinite(value) : value === null && this[name] !== null;
-  if (lost) throw new TypeError(`${name} is ${this[name]}, which JSON cannot hold`);
+  const given = this[name];
+  const lost = value === null ? given !== null
+    : typeof value === "number" ? !Number.isFinite(value)
+    : typeof value === "object" ? value instanceof Map || value instanceof Set
+    : Array.isArray(this) && JSON.stringify(value) === undefined;
+  if (lost) throw new TypeError(`${name} is ${String(given)}, which JSON cannot hold`);
   return value;
 }
 
@@ -365,6 +370,6 @@ function seconds(retryAfter, date) {
 
 /** @param {unknown} error */
 function reason(error) {
-  const {message = String(error), cause} = /** @type {Error} */ (error);
-  return cause instanceof Error && cause.message ? `${message}: ${cause.message}` : message;
+  const {message = String(error), cause} = /** @type {{message?: string, cause?: any}} */ (error);
+  return cause?.message ? `${message}: ${cause.message}` : message;
 }

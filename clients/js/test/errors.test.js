@@ -188,7 +188,7 @@ test("a mistake in the program is said before anything is sent", async () => {
     assert.throws(() => new Client(url), (error) => error instanceof TypeError && !error.message.includes("secret"), url);
   }
   const unsent = new Client(URL_OF_AN_AGENT, {fetch: () => assert.fail("it was sent")});
-  for (const idempotencyKey of /** @type {any[]} */ (["n\u00e9", "a\nb", "", 5, false, {}])) {
+  for (const idempotencyKey of /** @type {any[]} */ (["n\u00e9", "a\nb", "", " ", " a", "a ", 5, false, {}])) {
     await assert.rejects(async () => unsent.send("hello", {idempotencyKey}), TypeError);
   }
   for (const send of ["send", "stream", "background"]) {
@@ -229,4 +229,8 @@ test("a mistake in the program is said before anything is sent", async () => {
   // JSON would say null, which stands for a task that never expires, or for a key that is to be removed
   await assert.rejects(unsent.patchTask("t", {expires_at: new Date("tomorrow")}), /expires_at/);
   await assert.rejects(unsent.send("hello", {metadata: {price: NaN}}), /price/);
+  for (const list of /** @type {any[]} */ ([[undefined], [() => 1], [Symbol("s")], [1, , 2], new Map([["a", 1]]), new Set()])) {
+    await assert.rejects(unsent.send("hello", {metadata: {list}}), /TypeError: .*, which JSON cannot hold/);
+    await assert.rejects(unsent.patchTask("t", {metadata: list}), /TypeError: .*, which JSON cannot hold/);
+  }
 });
