@@ -1055,7 +1055,7 @@ async def test_a_link_stays_where_the_registration_cannot_be_looked_at(
 
 
 async def test_a_consent_without_a_refresh_token_ends_other_links_too(pretender: Pretender) -> None:
-    """Although nothing of it is stored: a link of before would replace it."""
+    """A link of before would replace it."""
     pretender.publish()
     pretender.answered = {"refresh_token": ""}
     server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
@@ -1065,6 +1065,122 @@ async def test_a_consent_without_a_refresh_token_ends_other_links_too(pretender:
     assert await consents.complete(first, "code") == "x"
     with pytest.raises(InvalidRequest, match="another link"):
         await consents.complete(second, "code")
+
+
+class Shared:
+    """Two replicas over one store that is asked at the same clock, and an authorization server without
+    refresh tokens, whose tokens live for ten minutes."""
+
+    def __init__(self, pretender: Pretender, store: MemoryStore) -> None:
+        pretender.publish()
+        self.now = 1000.0
+        store.clock = lambda: self.now
+        self.secrets = state.SecretStore(RecordStore(store, "Tester", SystemClock()))
+        self.here, self.there = self.replica(), self.replica()
+        self.server = ProtectedServer(name="x", issuer=pretender.url, scopes=("a",), client_id="me")
+        self._pretender = pretender
+        self.answers("first")
+
+    def replica(self) -> Consents:
+        return Consents(CALLBACK, secret_store=self.secrets, now=lambda: self.now)
+
+    def answers(self, token: str, refresh_token: str = "") -> None:
+        """What the user's next consent brings."""
+        self._pretender.answered = {
+            "access_token": token,
+            "refresh_token": refresh_token,
+            "expires_in": 600,
+        }
+
+    async def asked(self, consents: Consents, request_id: str = "1", *scopes: str) -> str:
+        """The state of the link for a request."""
+        asked = await consents.need(Context(request_id=request_id), self.server, Challenge(scopes=scopes))
+        return parse_qs(urlsplit(asked.url).query)["state"][0]
+
+    async def token(self, consents: Consents) -> str | None:
+        return await consents.tokens.get(Context(), self.server)
+
+
+@pytest.fixture
+async def shared(pretender: Pretender) -> AsyncIterator[Shared]:
+    async with MemoryStore() as store:
+        yield Shared(pretender, store)
+
+
+async def test_a_token_without_a_refresh_token_is_known_to_replicas_and_after_a_restart(
+    shared: Shared, pretender: Pretender
+) -> None:
+    """Until it expires: then the user is asked again, and nothing of it is stored any more."""
+    link = await shared.asked(shared.here)
+    assert await shared.there.complete(link, "code") == "x"
+    shared.now += 500
+    for consents in (shared.here, shared.there, shared.replica()):
+        assert await shared.token(consents) == "first"
+    shared.now += 71  # it is used until half a minute before its end
+    for consents in (shared.here, shared.there, shared.replica()):
+        assert await shared.token(consents) is None
+    assert await shared.secrets.get(User("contoso", "alice").key, shared.server.key) is None
+    assert [form["grant_type"] for form in pretender.forms] == ["authorization_code"]
+
+
+async def test_a_link_is_refused_for_another_only_while_that_ones_token_can_be_used(shared: Shared) -> None:
+    """By every replica: a token that one of them remembers, or that has expired, shuts no user out."""
+    links = [await shared.asked(shared.here, str(n)) for n in range(4)]
+    assert await shared.there.complete(links[0], "code") == "x"
+    for consents, link in ((shared.here, links[1]), (shared.there, links[2])):
+        with pytest.raises(InvalidRequest, match="by another link since"):
+            await consents.complete(link, "code")
+    shared.now += 571
+    assert await shared.there.complete(links[3], "code") == "x"
+    assert await shared.token(shared.here) == "first"
+
+
+async def test_a_consent_without_an_encrypted_store_ends_other_links_until_its_token_expires(
+    pretender: Pretender,
+) -> None:
+    """A user who was asked meanwhile need not resume the request for a new link."""
+    pretender.publish()
+    pretender.answered = {"expires_in": 600}
+    now = [1000.0]
+    consents = Consents(CALLBACK, now=lambda: now[0])
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    asked = [await consents.need(Context(request_id=str(n)), server) for n in range(3)]
+    links = [parse_qs(urlsplit(each.url).query)["state"][0] for each in asked]
+    await consents.complete(links[0], "code")
+    with pytest.raises(InvalidRequest, match="by another link since"):
+        await consents.complete(links[1], "code")
+    now[0] += 571
+    assert await consents.complete(links[2], "code") == "x"
+
+
+async def test_further_scopes_without_a_refresh_token_are_known_to_the_replica_that_wanted_them(
+    shared: Shared,
+) -> None:
+    """Some servers send a refresh token with the first consent alone."""
+    shared.answers("first", "r")
+    await shared.here.complete(await shared.asked(shared.here), "code")
+    shared.answers("wider")
+    await shared.there.complete(await shared.asked(shared.here, "1", "write"), "code")
+    assert await shared.here.tokens.wider(Context(), shared.server, "first") == "wider"
+    assert await shared.token(shared.there) == "wider"
+
+
+async def test_a_consent_without_a_refresh_token_replaces_the_one_before(
+    shared: Shared, pretender: Pretender
+) -> None:
+    """Which may have been given for another account: nothing is renewed from it, and its links are dead."""
+    shared.answers("first", "r")
+    await shared.here.complete(await shared.asked(shared.here), "code")
+    shared.answers("second")
+    links = [await shared.asked(shared.here, str(n), "write") for n in range(2)]
+    await shared.here.complete(links[0], "code")
+    with pytest.raises(InvalidRequest, match="by another link since"):
+        await shared.here.complete(links[1], "code")
+    assert await shared.token(shared.replica()) == "second"
+    shared.now += 571
+    for consents in (shared.here, shared.replica()):
+        assert await shared.token(consents) is None
+    assert "refresh_token" not in [form["grant_type"] for form in pretender.forms]
 
 
 async def test_a_store_that_is_away_spends_no_link(pretender: Pretender) -> None:

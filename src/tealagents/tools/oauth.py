@@ -4,8 +4,9 @@ A tool that lacks the user's token raises the `NeedsAuthorization` that `Consent
 its URL; the authorization server sends the browser back to `GET …/oauth/callback`, which hands state and
 code to `Consents.complete`. The next call of the tool finds the token in `Consents.tokens`.
 
-Access tokens are kept in memory. Refresh tokens, and pending authorizations that another replica may complete
-or that must survive a restart, are kept only in a `Secrets`, if there is one.
+Access tokens are kept in memory. Refresh tokens, access tokens that come without one, and pending
+authorizations that another replica may complete or that must survive a restart, are kept only in a `Secrets`,
+if there is one.
 
 Followed: RFC 6749 and 7636 (code and PKCE, S256 only), 8414 (server metadata, its issuer compared
 exactly), 7591 (dynamic registration), 8707 (resource indicators), 9207 (`iss` in the callback), 9700

@@ -1,4 +1,4 @@
-"""The tokens that users granted: access tokens in memory, refresh tokens in a `Secrets`, if there is one."""
+"""The tokens that users granted: in memory, and what outlives the process in a `Secrets`, if there is one."""
 
 import asyncio
 import logging
@@ -60,7 +60,11 @@ class _Grant(Struct, frozen=True, kw_only=True):
     """A user's grant: everything needed to renew its access token. Stored as JSON in a `Secrets`."""
 
     at: Endpoints
+    #: empty if the authorization server issued none
     refresh_token: str
+    #: without a refresh token, the access token and when it stops being used: other replicas need them, too
+    access_token: str = ""
+    usable_until: float = 0
     #: the scopes that the user was asked for; if none, those that were granted
     scopes: tuple[str, ...] = ()
     #: id of the consent that produced this grant; renewals keep it
@@ -83,8 +87,8 @@ class _Access:
 class Tokens:
     """Keeps, renews and forgets the users' tokens.
 
-    Access tokens are in memory, and refresh tokens in `secret_store`: without one, a user has to consent
-    again when an access token expires.
+    Access tokens are in memory, and refresh tokens in `secret_store`, with the access tokens that come
+    without one. Without a store, a user has to consent again when an access token expires.
     """
 
     def __init__(
@@ -110,15 +114,18 @@ class Tokens:
         store has taken it after all. A token known only to this process would be lost when it ends, and other
         replicas would ask the user again.
         """
+        times, refresh_token = self._times(answer), answer.get("refresh_token") or ""
         grant = _Grant(
             at=pending.at,
-            refresh_token=answer.get("refresh_token") or "",
+            refresh_token=refresh_token,
+            access_token="" if refresh_token else answer["access_token"],
+            usable_until=0 if refresh_token else times[1],
             # if no scopes were asked for, the answer names the granted ones (RFC 6749, section 3.3)
             scopes=pending.scopes or tuple(answer.get("scope", "").split()),
             consent=secrets.token_urlsafe(8),
         )
         await self._store(pending.user_key, pending.server_key, grant)
-        self._remember(pending.user_key, pending.server_key, answer, grant)
+        self._remember(pending.user_key, pending.server_key, answer["access_token"], times, grant)
 
     def granted_scopes(self, user_key: str, server_key: str) -> tuple[str, ...]:
         """The scopes of the access token in memory; empty if there is none."""
@@ -173,19 +180,23 @@ class Tokens:
             if grant is None or grant.consent == access.consent:
                 return None
             # Equal scopes may still be wider: a user can grant some of them first and all of them later. A
-            # strict subset belongs to an older grant: a newer one without a refresh token is not stored.
+            # strict subset may be an older grant, which was being renewed when the newer one was stored.
             if set(grant.scopes) < set(access.scopes):
                 return None
             await self.forget(context, server, token)
         return await self.get(context, server)
 
     async def last_consent(self, user_key: str, server_key: str) -> str:
-        """The id of the user's last consent, or "". A consent without a refresh token is known in memory
-        only."""
-        if self._secret_store and (stored := await self._secret_store.get(user_key, server_key)):
-            return msgspec.json.decode(stored, type=_Grant).consent
+        """The id of the user's last consent, or "" if there is none, or its token has expired for good.
+
+        Where there is a store, only the store counts: what one replica remembers, the others do not know.
+        """
+        if self._secret_store:
+            stored = await self._secret_store.get(user_key, server_key)
+            grant = msgspec.json.decode(stored, type=_Grant) if stored else None
+            return grant.consent if grant and (grant.refresh_token or self._is_usable(grant)) else ""
         access = self._access.get((user_key, server_key))
-        return access.consent if access else ""
+        return access.consent if access and access.stale_at > self._now() else ""
 
     async def _is_granted(self, key: tuple[str, str], access: _Access) -> bool:
         """Whether the grant of an access token still exists; if not, the token is forgotten.
@@ -233,10 +244,19 @@ class Tokens:
             return replace(grant, at=replace(grant.at, client=client))
         return grant
 
+    def _is_usable(self, grant: _Grant) -> bool:
+        """Whether the grant holds an access token that can still be used."""
+        return grant.usable_until > self._now()
+
     async def _renew_claimed(self, user_key: str, server: ProtectedServer, stored: str | None) -> str | None:
         grant = self._usable(stored, server)
         if stored is None or grant is None:
             return None
+        if not grant.refresh_token:
+            if not self._is_usable(grant):
+                return None
+            times = (grant.usable_until, grant.usable_until)
+            return self._remember(user_key, server.key, grant.access_token, times, grant).token
         before = self._access.get((user_key, server.key))
         try:
             # stop before the claim expires: another replica would then send the same refresh token
@@ -261,7 +281,8 @@ class Tokens:
         grant = replace(grant, refresh_token=answer.get("refresh_token") or grant.refresh_token)
         access = self._access.get((user_key, server.key))
         if access is before or access is None:  # else the user has consented meanwhile, which is newer
-            access = self._remember(user_key, server.key, answer, grant)
+            times = self._times(answer)
+            access = self._remember(user_key, server.key, answer["access_token"], times, grant)
         if await self._keep(user_key, server, stored, grant) or access.consent != grant.consent:
             return access.token
         if self._access.get((user_key, server.key)) is access:
@@ -291,7 +312,9 @@ class Tokens:
         assert self._secret_store is not None, "the grant was stored"
         while not await self._secret_store.replace(user_key, server.key, stored, _text_of(grant)):
             newer = await self._stored(user_key, server)
-            if newer is None or msgspec.json.decode(newer, type=_Grant).consent != grant.consent:
+            found = msgspec.json.decode(newer, type=_Grant) if newer is not None else None
+            # one without a refresh token gives way: a renewal was under way when the user consented
+            if newer is None or found is None or (found.consent != grant.consent and found.refresh_token):
                 return False
             stored = newer
         return True
@@ -342,14 +365,18 @@ class Tokens:
                     return
         logger.warning("a user's renewed authorization could not be stored: the user may be asked again")
 
-    def _remember(self, user_key: str, server_key: str, answer: Json, grant: _Grant) -> _Access:
-        token: str = answer["access_token"]
+    def _times(self, answer: Json) -> tuple[float, float]:
+        """When the access token of an answer expires, and from when on it is renewed before use."""
         lifetime: float = answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS
+        ends = self._now() + lifetime
+        return ends, ends - min(LEEWAY_SECONDS, lifetime / 2)
+
+    def _remember(
+        self, user_key: str, server_key: str, token: str, times: tuple[float, float], grant: _Grant
+    ) -> _Access:
         now = self._now()
-        ends, stale = now + lifetime, now + lifetime - min(LEEWAY_SECONDS, lifetime / 2)
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
-        seen = now if self._secret_store and grant.refresh_token else None
-        access = _Access(token, ends, stale, grant.scopes, grant.consent, seen)
+        access = _Access(token, *times, grant.scopes, grant.consent, now if self._secret_store else None)
         self._access[user_key, server_key] = access
         return access
 
@@ -371,8 +398,9 @@ class Tokens:
             await asyncio.sleep(STORE_PAUSE)
 
     async def _put(self, user_key: str, server_key: str, grant: _Grant) -> None:
-        if self._secret_store and grant.refresh_token:
-            await self._secret_store.put(user_key, server_key, _text_of(grant))
+        if self._secret_store:
+            ttl = None if grant.refresh_token else max(1.0, grant.usable_until - self._now())
+            await self._secret_store.put(user_key, server_key, _text_of(grant), ttl=ttl)
 
     async def _is_stored(self, user_key: str, server_key: str, grant: _Grant) -> bool:
         with suppress(PersistenceUnavailable):
