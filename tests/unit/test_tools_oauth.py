@@ -1344,6 +1344,15 @@ async def test_unknown_client_is_reported(pretender: Pretender) -> None:
         await Consents(CALLBACK).need(Context(), ProtectedServer(name="x", issuer=pretender.url))
 
 
+async def test_a_registration_endpoint_of_null_counts_as_none(pretender: Pretender) -> None:
+    """A client that the config names needs none; any other reads that it has to be registered."""
+    pretender.publish(registration_endpoint=None)
+    configured = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    assert "client_id=me" in (await Consents(CALLBACK).need(Context(), configured)).url
+    with pytest.raises(ToolFailed, match="has to register it and set oauth_client_id"):
+        await Consents(CALLBACK).need(Context(), ProtectedServer(name="x", issuer=pretender.url))
+
+
 async def test_scopes_asked_for_are_those_configured_and_those_wanted(pretender: Pretender) -> None:
     """A server that wants more scopes than the token has leads to a link for all of them."""
     pretender.publish(scopes_supported=["a", "b", "offline_access"])

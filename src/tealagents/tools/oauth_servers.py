@@ -237,7 +237,7 @@ async def server_metadata(server: ProtectedServer, issuer: Issuer) -> Json:
         if not same_issuer(str(document.get("issuer")), issuer.url):
             raise ToolFailed(f"{place} names a different issuer than {issuer.url}, so it is not trusted.")
         for endpoint in ("authorization_endpoint", "token_endpoint", "registration_endpoint"):
-            if endpoint in document or endpoint != "registration_endpoint":
+            if document.get(endpoint) is not None or endpoint != "registration_endpoint":
                 issuer.check(str(document.get(endpoint, "")))
         return document
     raise ToolFailed(f"{server.name}: the authorization server {issuer.url} publishes no metadata.")
