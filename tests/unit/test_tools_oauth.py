@@ -1183,6 +1183,40 @@ async def test_a_consent_without_a_refresh_token_replaces_the_one_before(
     assert "refresh_token" not in [form["grant_type"] for form in pretender.forms]
 
 
+@pytest.mark.parametrize(
+    ("answered", "reason"),
+    [
+        ({"token_type": "DPoP"}, "another type than Bearer"),
+        ({"token_type": 5}, "another type than Bearer"),
+        ({"access_token": "tok\u00e9n"}, "characters that cannot be sent"),
+        ({"access_token": "a\n"}, "characters that cannot be sent"),
+    ],
+    ids=["dpop", "a number", "not ASCII", "a line break"],
+)
+async def test_a_token_that_cannot_be_sent_is_refused(
+    pretender: Pretender, answered: Json, reason: str
+) -> None:
+    """Where the user comes back, and by a renewal: it would fail every call until it expires."""
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = await stored_grant(pretender, server)
+    pretender.answered = answered
+    consents = Consents(CALLBACK, secret_store=secrets)
+    assert await consents.tokens.get(Context(), server) is None
+    asked = await consents.need(Context(), server)
+    with pytest.raises(InvalidRequest, match=f"refused it .*{reason}.* Resume the request for a new link"):
+        await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    assert await consents.tokens.get(Context(), server) is None
+
+
+@pytest.mark.parametrize("kind", ["bearer", "BEARER", None])
+async def test_a_token_is_a_bearer_token_in_any_case(pretender: Pretender, kind: str | None) -> None:
+    """Also one whose type the authorization server does not name."""
+    pretender.answered = {"token_type": kind}
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    secrets = await stored_grant(pretender, server)
+    assert await Consents(CALLBACK, secret_store=secrets).tokens.get(Context(), server) == "granted"
+
+
 async def test_a_store_that_is_away_spends_no_link(pretender: Pretender) -> None:
     """Whether the link is still wanted is looked up before it is used up."""
     pretender.publish()

@@ -300,7 +300,7 @@ async def token_request(at: Endpoints, form: Mapping[str, str]) -> tuple[int, Js
     """Sends `form` to the token endpoint; returns its status and the usable fields of its answer.
 
     Texts longer than `MAX_TOKEN` and fields of other types are dropped; `expires_in` is a number of seconds.
-    Raises `ToolFailed`.
+    An answer with a token that cannot be sent is an error. Raises `ToolFailed`.
     """
     client, body = at.client, {**form, "client_id": at.client.id}
     if at.resource:
@@ -316,7 +316,25 @@ async def token_request(at: Endpoints, form: Mapping[str, str]) -> tuple[int, Js
     lifetime = answer.get("expires_in")
     if isinstance(lifetime, str) and lifetime.isdecimal():  # as some servers write it
         answer["expires_in"] = float(lifetime)
+    if (reason := _unsendable(answer)) is not None:
+        return status, {"error": reason}
     return status, {name: value for name, value in answer.items() if _is_usable(name, value)}
+
+
+def _unsendable(answer: Json) -> str | None:
+    """Why the access token of an answer cannot be sent as a bearer token (RFC 6750); None if it can be, or
+    if there is none."""
+    token, kind = answer.get("access_token"), answer.get("token_type")
+    if token is None:
+        return None
+    if kind is not None and str(kind).lower() != "bearer":
+        return "it issues tokens of another type than Bearer"
+    if isinstance(token, str) and not _SENDABLE.fullmatch(token):
+        return "its token has characters that cannot be sent"
+    return None
+
+
+_SENDABLE = re.compile(r"[\x20-\x7e]*")
 
 
 def _is_usable(name: str, value: object) -> bool:
