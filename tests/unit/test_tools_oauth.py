@@ -1371,6 +1371,21 @@ async def test_scopes_asked_for_first_are_those_that_the_server_wants(pretender:
             assert (await asked_by(server, Context())).scopes == ("more",)
 
 
+@pytest.mark.parametrize(
+    ("header", "scopes"),
+    [
+        (r'Bearer scope="write", error_description="the scope \"scope=admin\" is missing"', ("write",)),
+        (r'Bearer error_description="the scope \"scope=admin\" is missing", scope="write"', ("write",)),
+        (r'Bearer error_description="a\\", scope="write"', ("write",)),
+        (r'Bearer scope="re\ad \"a\" b\\c"', ("read", '"a"', r"b\c")),
+        ('Bearer scope="write", scope="admin"', ("write",)),
+    ],
+)
+def test_a_challenge_is_read_as_it_is_quoted(header: str, scopes: tuple[str, ...]) -> None:
+    """What a field quotes is no field, and the first field of a name counts."""
+    assert Challenge.of(header).scopes == scopes
+
+
 async def test_unknown_client_is_reported(pretender: Pretender) -> None:
     """If this service is not known and cannot register, the error says what to set."""
     pretender.publish()

@@ -72,17 +72,18 @@ class Challenge:
 
     @classmethod
     def of(cls, header: str) -> "Challenge":
-        fields = {
-            name.lower(): quoted or plain
-            for name, quoted, plain in _CHALLENGE_FIELD.findall(header[:MAX_CHALLENGE])
-        }
+        fields: dict[str, str] = {}
+        for name, quoted, plain in _CHALLENGE_FIELD.findall(header[:MAX_CHALLENGE]):
+            fields.setdefault(name.lower(), _ESCAPED.sub(r"\1", quoted) or plain)
         return cls(
             resource_metadata=fields.get("resource_metadata"), scopes=tuple(fields.get("scope", "").split())
         )
 
 
 # a name is matched from its beginning only, so that a long text without `=` takes linear time
-_CHALLENGE_FIELD = re.compile(r'(?<![A-Za-z_])([A-Za-z_]++)=(?:"([^"]*+)"|([^\s,"]++))')
+_CHALLENGE_FIELD = re.compile(r'(?<![A-Za-z_])([A-Za-z_]++)=(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]++))')
+#: within quotes (RFC 9110, section 5.6.4)
+_ESCAPED = re.compile(r"\\(.)")
 
 
 class OAuthClient(Struct, frozen=True):
