@@ -1217,6 +1217,17 @@ async def test_a_token_is_a_bearer_token_in_any_case(pretender: Pretender, kind:
     assert await Consents(CALLBACK, secret_store=secrets).tokens.get(Context(), server) == "granted"
 
 
+async def test_a_refused_code_quotes_the_beginning_of_a_long_reason(pretender: Pretender) -> None:
+    """An authorization server does not fill the user's page."""
+    pretender.publish()
+    pretender.answered = {"access_token": None, "error": "invalid_grant", "error_description": "Z" * 30_000}
+    server, consents = ProtectedServer(name="x", issuer=pretender.url, client_id="me"), Consents(CALLBACK)
+    asked = await consents.need(Context(), server)
+    with pytest.raises(InvalidRequest, match="refused it") as refused:
+        await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    assert refused.value.detail.count("Z") == 500
+
+
 async def test_a_store_that_is_away_spends_no_link(pretender: Pretender) -> None:
     """Whether the link is still wanted is looked up before it is used up."""
     pretender.publish()

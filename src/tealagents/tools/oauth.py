@@ -179,9 +179,8 @@ class Consents:
             raise InvalidRequest("code", f"{error} Resume the request for a new link.") from error
         if status not in (200, 201) or not answer.get("access_token"):
             reason = answer.get("error_description") or answer.get("error") or f"status {status}"
-            raise InvalidRequest(
-                "code", f"{pending.at.issuer} refused it ({reason}). Resume the request for a new link."
-            )
+            said = f"{pending.at.issuer} refused it ({reason[:MAX_REASON]})."
+            raise InvalidRequest("code", f"{said} Resume the request for a new link.")
         try:
             await self.tokens.accept(pending, answer)
         except PersistenceUnavailable as error:
