@@ -1581,6 +1581,37 @@ async def test_resource_names_its_authorization_server(pretender: Pretender) -> 
     assert asked.scopes == ("s",)
 
 
+@pytest.mark.parametrize("named", ["{url}/mcp", "{url}", "https://logical.invalid/mcp"])
+@pytest.mark.parametrize("configured", [False, True], ids=["discovered", "auth_server"])
+async def test_a_canonical_uri_is_what_tokens_are_for_and_need_not_be_reachable(
+    pretender: Pretender, named: str, configured: bool
+) -> None:
+    """The metadata is that of the server itself, which says where to authorize. It does not say for what."""
+    pretender.publish(registration_endpoint=f"{pretender.url}/register")
+    pretender.documents["/.well-known/oauth-protected-resource/mcp"] = {
+        "resource": named.format(url=pretender.url),
+        "scopes_supported": ["s"],
+    }
+    consents, logical = Consents(CALLBACK), "https://logical.invalid/mcp"
+    entry: Json = {"canonical_uri": logical, **({"auth_server": pretender.url} if configured else {})}
+    server = MCPServer(MCPServerOptions(name="x", url=f"{pretender.url}/mcp", **entry), consents)
+    asked = await asked_by(server, Context(), "x-connect")
+    query = parse_qs(urlsplit(asked.url).query)
+    assert (query["resource"], asked.scopes) == ([logical], ("s",))
+    await consents.complete(query["state"][0], "code")
+    assert pretender.forms[-1]["resource"] == logical
+
+
+async def test_metadata_that_would_decide_nothing_may_be_out_of_reach(pretender: Pretender) -> None:
+    """Where the config names both the authorization server and what tokens are for."""
+    pretender.publish()
+    entry: Json = {"name": "x", "url": "http://127.0.0.1:1/mcp", "client_id": "me", "resource": pretender.url}
+    asked = await Consents(CALLBACK).need(Context(), ProtectedServer(**entry, issuer=pretender.url))
+    assert parse_qs(urlsplit(asked.url).query)["resource"] == [pretender.url]
+    with pytest.raises(ToolFailed, match="cannot be used for authorization"):
+        await Consents(CALLBACK).need(Context(), ProtectedServer(**entry))
+
+
 @pytest.mark.parametrize(
     ("metadata", "error"),
     [

@@ -96,6 +96,7 @@ class MCPServer:
         self._protected = ProtectedServer(
             name=options.name,
             resource=options.canonical_uri or options.url,
+            url=options.url if options.canonical_uri else None,
             issuer=options.auth_server,
             scopes=tuple(options.scopes),
             client_id=options.oauth_client_id,

@@ -131,6 +131,7 @@ class Consents:
             client=client,
             resource=resource.get("resource") or server.resource,
             named=issuer.named,
+            url=server.url,
         )
         if not await self._registrations.is_client(server, at):
             at = replace(at, client=await self._registrations.client(server, issuer, metadata, scopes))

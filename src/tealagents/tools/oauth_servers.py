@@ -1,8 +1,8 @@
 """Requests to resource and authorization servers, and the checks of their answers.
 
-A server's answer must not make this service call arbitrary addresses. A resource's metadata is fetched from
+A server's answer must not make this service call arbitrary addresses. A server's metadata is fetched from
 its own origin only. An authorization server that the config does not name may be anyone's: it is called only
-at public addresses, or at the resource's own origin if it is part of that. All URLs are https; plain http is
+at public addresses, or at the server's own origin if it is part of that. All URLs are https; plain http is
 allowed on loopback only, for servers that the config names and for the endpoints of such an authorization
 server.
 """
@@ -42,6 +42,9 @@ class ProtectedServer:
     name: str
     #: the URL that the token is for (RFC 8707), if known
     resource: str | None = None
+    #: where the server itself is, and publishes its metadata, if the config names `resource` besides: that
+    #: holds, whatever the metadata names
+    url: str | None = None
     #: the authorization server; None: the one that the resource names
     issuer: str | None = None
     #: scopes to ask for, besides those that the server's challenge names
@@ -61,6 +64,11 @@ class ProtectedServer:
         own ways (RFC 6749, section 3.3): the resource decides whether they suffice.
         """
         return " ".join((self.resource or self.issuer or self.name, *sorted(self.scopes)))
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The URLs that the config names for the server, its own first."""
+        return _given(self.url, self.resource)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +111,14 @@ class Endpoints(Struct, frozen=True, kw_only=True):
     client: OAuthClient
     #: what the tokens are for (RFC 8707)
     resource: str | None
-    #: whether the config names the issuer; if not, only public addresses and the resource's origin are called
+    #: whether the config names the issuer; if not, only public addresses and the server's origin are called
     named: bool
+    #: the tool server's own URL, if that is not `resource`
+    url: str | None = None
+
+    @property
+    def server(self) -> "Issuer":
+        return Issuer(self.issuer, self.named, _given(self.url, self.resource))
 
 
 class Issuer(NamedTuple):
@@ -113,8 +127,8 @@ class Issuer(NamedTuple):
     url: str
     #: whether the config names it, and so trusts its metadata
     named: bool
-    #: the URL that its tokens are for; its origin, which the config names, may have this authorization server
-    resource: str | None = None
+    #: the tool server's `places`; their origins, which the config names, may have this authorization server
+    places: tuple[str, ...] = ()
 
     async def call(self, method: str, url: str, **body: Any) -> tuple[int, Json]:
         """Calls one of its endpoints; returns the status, and the answer's JSON object ({} if it is none).
@@ -162,10 +176,14 @@ class Issuer(NamedTuple):
 
     def _is_expected(self, url: str) -> bool:
         """Whether the config implies calls to this URL, even at a private address: any URL of a named issuer;
-        else only the resource's own origin, if the issuer is part of it."""
-        if self.named or self.resource is None:
-            return self.named
-        return same_origin(self.url, self.resource) and same_origin(url, self.resource)
+        else only an origin of the tool server's, if the issuer is part of it."""
+        return self.named or any(
+            same_origin(self.url, place) and same_origin(url, place) for place in self.places
+        )
+
+
+def _given(*urls: str | None) -> tuple[str, ...]:
+    return tuple(url for url in urls if url is not None)
 
 
 def is_one_word(url: str) -> bool:
@@ -193,38 +211,45 @@ def unusable(url: str, reason: str) -> ToolFailed:
 async def resource_metadata(server: ProtectedServer, challenge: Challenge) -> Json:
     """The protected resource's metadata (RFC 9728); {} if it publishes none.
 
-    It is fetched from the resource's own origin only: a server's answer must not make this service call
-    others. Raises `ToolFailed`.
+    It is fetched from the server's own origin only: a server's answer must not make this service call
+    others. Raises `ToolFailed`; where the config says what the metadata decides, one that cannot be reached
+    counts as none.
     """
-    if server.resource is None:
+    if not server.places:
         return {}
-    here = Issuer(_origin(server.resource), named=True)
-    path = urlsplit(server.resource).path
+    own = server.places[0]
+    here = Issuer(_origin(own), named=True)
+    path = urlsplit(own).path
     places = [f"{here.url}/.well-known/oauth-protected-resource"]
     if path.strip("/"):
         places.insert(0, places[0] + path)
-    if challenge.resource_metadata and same_origin(challenge.resource_metadata, server.resource):
+    if challenge.resource_metadata and same_origin(challenge.resource_metadata, own):
         places.insert(0, challenge.resource_metadata)
     for place in dict.fromkeys(places):
-        status, document = await here.call("GET", place)
+        try:
+            status, document = await here.call("GET", place)
+        except ToolFailed:
+            if server.url is None or server.issuer is None:
+                raise
+            return {}
         if status == 200 and document:
             named = str(document.get("resource", ""))
-            if not is_one_word(named) or not _is_part_of(server.resource, named):
+            if not is_one_word(named) or not any(_is_part_of(each, named) for each in server.places):
                 raise ToolFailed(f"{server.name}: the metadata at {place} is that of another resource.")
-            return document
+            return document if server.url is None else {**document, "resource": server.resource}
     return {}
 
 
 def issuer_of(server: ProtectedServer, resource: Json) -> Issuer:
     """The authorization server: the configured one, or else the first that the resource's metadata names, or
-    else the resource's own origin."""
+    else the server's own origin."""
     if server.issuer is not None:
         return Issuer(server.issuer, named=True)
-    if server.resource is None:
+    if not server.places:
         raise ToolFailed(f"{server.name}: no authorization server is configured.")
     offered = resource.get("authorization_servers")
-    url = str(offered[0]) if isinstance(offered, list) and offered else _origin(server.resource)
-    return Issuer(url, named=False, resource=server.resource)
+    url = str(offered[0]) if isinstance(offered, list) and offered else _origin(server.places[0])
+    return Issuer(url, named=False, places=server.places)
 
 
 async def server_metadata(server: ProtectedServer, issuer: Issuer) -> Json:
@@ -312,8 +337,7 @@ async def token_request(at: Endpoints, form: Mapping[str, str]) -> tuple[int, Js
     elif client.secret and client.method != "none":
         # RFC 6749, section 2.3.1: id and secret are form-encoded before they are joined
         auth = httpx2.BasicAuth(_form_encoded(client.id), _form_encoded(client.secret))
-    issuer = Issuer(at.issuer, at.named, at.resource)
-    status, answer = await issuer.call("POST", at.token_endpoint, data=body, auth=auth)
+    status, answer = await at.server.call("POST", at.token_endpoint, data=body, auth=auth)
     lifetime = answer.get("expires_in")
     if isinstance(lifetime, str) and lifetime.isdecimal():  # as some servers write it
         answer["expires_in"] = float(lifetime)

@@ -23,7 +23,6 @@ from tealagents.tools.oauth_servers import (
     ANSWER_SECONDS,
     Challenge,
     Endpoints,
-    Issuer,
     ProtectedServer,
     issuer_of,
     resource_metadata,
@@ -416,7 +415,7 @@ def _text_of(grant: _Grant) -> str:
 
 async def _token_endpoint(server: ProtectedServer, at: Endpoints) -> str | None:
     """The current token endpoint of the grant's issuer, or None if the server now names another issuer."""
-    issuer = Issuer(at.issuer, at.named, at.resource)
+    issuer = at.server
     if server.issuer is None:
         named = issuer_of(server, await resource_metadata(server, Challenge()))
         if not same_issuer(named.url, issuer.url):
