@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -291,13 +292,13 @@ class Pretender:
 
 
 @contextmanager
-def pretending() -> Iterator[Pretender]:
+def pretending(certificate: Path | None = None) -> Iterator[Pretender]:
     pretender = Pretender()
     routes = [
         Route("/token", pretender.token, methods=["POST"]),
         Route("/register", pretender.register, methods=["POST"]),
         Route("/{path:path}", pretender.document, methods=["GET"]),
     ]
-    with served(Starlette(routes=routes)) as url:
+    with served(Starlette(routes=routes), certificate=certificate) as url:
         pretender.url = url
         yield pretender

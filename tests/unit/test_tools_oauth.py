@@ -30,6 +30,7 @@ from tealagents.state import secret_store as state
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import advance
+from tealagents.testing.signing_in import self_signed
 from tealagents.tooling import Tooling
 from tealagents.tools import mcp, oauth_clients, oauth_tokens
 from tealagents.tools.catalogue import Catalogue, govern
@@ -1610,6 +1611,41 @@ async def test_metadata_that_would_decide_nothing_may_be_out_of_reach(pretender:
     assert parse_qs(urlsplit(asked.url).query)["resource"] == [pretender.url]
     with pytest.raises(ToolFailed, match="cannot be used for authorization"):
         await Consents(CALLBACK).need(Context(), ProtectedServer(**entry))
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["discovered", "auth_server"])
+async def test_certificates_are_left_unchecked_at_the_tool_servers_own_origin(
+    tmp_path: Path, named: bool
+) -> None:
+    """With `verify_ssl: false`, from its metadata to the renewal of tokens, as the config says then."""
+    with pretending(self_signed(tmp_path / "own.pem")) as own:
+        own.publish(registration_endpoint=f"{own.url}/register")
+        checked = ProtectedServer(
+            name="x", resource=f"{own.url}/mcp", issuer=own.url if named else None, scopes=("a",)
+        )
+        unchecked, secrets = dataclasses.replace(checked, verify_ssl=False), SecretStore()
+        consents = Consents(CALLBACK, secret_store=secrets)
+        with pytest.raises(ToolFailed, match="cannot be used for authorization"):
+            await consents.need(Context(), checked)
+        asked = await consents.need(Context(), unchecked)
+        await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+        restarted = Consents(CALLBACK, secret_store=secrets)
+        with pytest.raises(ToolFailed, match="cannot be used for authorization"):
+            await restarted.tokens.get(Context(), checked)
+        assert await restarted.tokens.get(Context(), unchecked) == "granted"
+        assert [form["grant_type"] for form in own.forms] == ["authorization_code", "refresh_token"]
+
+
+async def test_certificates_are_checked_at_every_other_origin(pretender: Pretender, tmp_path: Path) -> None:
+    """Whatever the entry of a tool server says of its own."""
+    with pretending(self_signed(tmp_path / "other.pem")) as other:
+        other.publish()
+        server = ProtectedServer(
+            name="x", resource=f"{pretender.url}/mcp", issuer=other.url, client_id="me", verify_ssl=False
+        )
+        with pytest.raises(ToolFailed, match="cannot be used for authorization"):
+            await Consents(CALLBACK).need(Context(), server)
+        assert other.fetched == []
 
 
 @pytest.mark.parametrize(

@@ -65,15 +65,15 @@ def by_name(toolset: Toolset) -> dict[str, Tool]:
 
 
 @contextmanager
-def served(app: Any, port: int = 0) -> Iterator[str]:
-    """The base URL of an ASGI application, served until the end of the block."""
+def served(app: Any, port: int = 0, certificate: Path | None = None) -> Iterator[str]:
+    """The base URL of an ASGI application, served until the end of the block; over TLS with a certificate."""
     listening = socket.create_server(("127.0.0.1", port))
-    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ssl_certfile=certificate)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield f"http{'s' if certificate else ''}://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

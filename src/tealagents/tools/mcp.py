@@ -103,6 +103,7 @@ class MCPServer:
             client_secret=options.oauth_client_secret,
             register=options.enable_dynamic_registration,
             assume_pkce=options.assume_pkce,
+            verify_ssl=options.verify_ssl,
         )
 
     def tools(self) -> Sequence[Tool]:

@@ -132,6 +132,7 @@ class Consents:
             resource=resource.get("resource") or server.resource,
             named=issuer.named,
             url=server.url,
+            verify_ssl=server.verify_ssl,
         )
         if not await self._registrations.is_client(server, at):
             at = replace(at, client=await self._registrations.client(server, issuer, metadata, scopes))

@@ -55,6 +55,8 @@ class ProtectedServer:
     register: bool = True
     #: whether to trust that the authorization server supports PKCE if its metadata does not say
     assume_pkce: bool = False
+    #: whether certificates are checked at the server's own origin
+    verify_ssl: bool = True
 
     @property
     def key(self) -> str:
@@ -115,10 +117,12 @@ class Endpoints(Struct, frozen=True, kw_only=True):
     named: bool
     #: the tool server's own URL, if that is not `resource`
     url: str | None = None
+    #: whether certificates are checked at the tool server's own origin
+    verify_ssl: bool = True
 
     @property
     def server(self) -> "Issuer":
-        return Issuer(self.issuer, self.named, _given(self.url, self.resource))
+        return Issuer(self.issuer, self.named, _given(self.url, self.resource), self.verify_ssl)
 
 
 class Issuer(NamedTuple):
@@ -129,6 +133,8 @@ class Issuer(NamedTuple):
     named: bool
     #: the tool server's `places`; their origins, which the config names, may have this authorization server
     places: tuple[str, ...] = ()
+    #: whether certificates are checked at the first of them, the server's own origin
+    verify_ssl: bool = True
 
     async def call(self, method: str, url: str, **body: Any) -> tuple[int, Json]:
         """Calls one of its endpoints; returns the status, and the answer's JSON object ({} if it is none).
@@ -147,6 +153,8 @@ class Issuer(NamedTuple):
             extensions["sni_hostname"] = target.host
             target = target.copy_with(host=address)
             options["proxy"] = proxy_for(url)  # the one that `public_address` assumed
+        if not self.verify_ssl and any(same_origin(url, own) for own in self.places[:1]):
+            options["verify"] = False
         try:
             async with BoundedClient(
                 url, seconds=ANSWER_SECONDS, limit=MAX_ANSWER, headers=headers, **options
@@ -218,7 +226,7 @@ async def resource_metadata(server: ProtectedServer, challenge: Challenge) -> Js
     if not server.places:
         return {}
     own = server.places[0]
-    here = Issuer(_origin(own), named=True)
+    here = Issuer(_origin(own), named=True, places=server.places, verify_ssl=server.verify_ssl)
     path = urlsplit(own).path
     places = [f"{here.url}/.well-known/oauth-protected-resource"]
     if path.strip("/"):
@@ -244,12 +252,12 @@ def issuer_of(server: ProtectedServer, resource: Json) -> Issuer:
     """The authorization server: the configured one, or else the first that the resource's metadata names, or
     else the server's own origin."""
     if server.issuer is not None:
-        return Issuer(server.issuer, named=True)
+        return Issuer(server.issuer, True, server.places, server.verify_ssl)
     if not server.places:
         raise ToolFailed(f"{server.name}: no authorization server is configured.")
     offered = resource.get("authorization_servers")
     url = str(offered[0]) if isinstance(offered, list) and offered else _origin(server.places[0])
-    return Issuer(url, named=False, places=server.places)
+    return Issuer(url, False, server.places, server.verify_ssl)
 
 
 async def server_metadata(server: ProtectedServer, issuer: Issuer) -> Json:

@@ -237,11 +237,12 @@ class Tokens:
         # the configuration may have changed: a token must never be sent to another authorization server
         if server.issuer is not None and not same_issuer(server.issuer, grant.at.issuer):
             return None
-        if server.issuer is not None and server.client_id == grant.at.client.id:
+        client = grant.at.client
+        if server.issuer is not None and server.client_id == client.id:
             # use the secret configured now: secrets are rotated, and the grant belongs to the client
-            client = replace(grant.at.client, secret=server.client_secret)
-            return replace(grant, at=replace(grant.at, client=client))
-        return grant
+            client = replace(client, secret=server.client_secret)
+        at = replace(grant.at, client=client, url=server.url, verify_ssl=server.verify_ssl)
+        return replace(grant, at=at)
 
     def _is_usable(self, grant: _Grant) -> bool:
         """Whether the grant holds an access token that can still be used."""
