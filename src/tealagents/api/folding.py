@@ -46,8 +46,10 @@ class EventFold:
         """`opening` comes before the frames of the first event, which is the one behind number `after`."""
         #: what is sent of the event under way
         self.frames = list(opening)
-        #: whether there was text since the last call of a tool
+        #: whether there was text since the last call of a tool, or pause
         self.said = False
+        #: whether the message under way is whole: results of its calls have come, or a pause of unknown calls
+        self.whole = True
         #: whether the request was still waiting its turn at the last event
         self._queued = False
         #: the number of the last event
@@ -84,10 +86,13 @@ class EventFold:
                 self.called(call)
             case ToolReturned():
                 self.returned(event)
+                self.whole = True
             case Paused(approval):
+                self.end_text()
                 if approval is not None:
-                    self.end_text()
                     self.paused(approval)
+                else:
+                    self.whole = True
             case Completed(outcome):
                 if outcome is not None:
                     self._complete(outcome)

@@ -167,6 +167,7 @@ def _returned(step: Step) -> ToolReturned:
 def _said(body: MessageBody, made: set[str], record: RequestRecord) -> Iterator[Event]:
     message = body.message
     if message.role == "assistant" and message.text:
+        yield Paused(None)  # ends what was said before: an imported or copied request keeps no other pause
         yield TextDelta(message.text, record.finish_reason == "refusal" and not message.tool_calls)
     for call in body.made:
         made.add(call.id)

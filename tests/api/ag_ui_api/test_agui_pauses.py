@@ -254,6 +254,29 @@ def test_a_tool_of_the_page_is_run_there(page: Page) -> None:
         assert page.said("tool") == ["28 degrees"]
 
 
+def test_a_run_that_is_replayed_after_an_import_shows_each_message_under_its_own_id() -> None:
+    """Its events are made again from the messages, between which the pause is gone."""
+    asked = {"name": "get_weather", "arguments": {"place": "Rome"}}
+    rules = [
+        {"when": {"text": "go"}, "reply": {"text": "Let me see.", "tool_calls": [asked]}},
+        {"when": {"tool_result": True}, "reply": {"text": "It is warm."}},
+    ]
+    with serving({"rules": rules}) as (service, _), service.client() as ada:
+        page = Page(ada)
+        page.say("go", tools=[WEATHER], runId="first")
+        output(page, "28 degrees")
+        page.run()
+        document = ada.get(f"/tasks/{page.thread}/export").raise_for_status().json()
+        ada.delete(f"/tasks/{page.thread}").raise_for_status()
+        ada.post("/tasks/import", json=document).raise_for_status()
+        late = Page(ada, page.thread)
+        late.messages = page.messages[:1]
+        found = late.run(runId="first")
+        begun = [event["messageId"] for event in found if event["type"] == "TEXT_MESSAGE_START"]
+        assert begun == [m["id"] for m in page.messages if m["role"] == "assistant"]
+        assert late.said() == page.said() == ["Let me see.", "It is warm."]
+
+
 @pytest.mark.parametrize("brings", [True, False])
 def test_a_run_with_an_output_brings_what_goes_with_it(page: Page, model: OfflineModel, brings: bool) -> None:
     """Its tools, instructions and context, in the place of those before; what it leaves out stays.

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import Json, create, kinds, retrieved, said, stream, streamed
+from openai_talk import WEATHER, Json, create, kinds, raw, retrieved, said, serving, stream, streamed
 from talk import call, lines
 from wire import NOBODYS
 
@@ -107,6 +107,37 @@ def test_what_paused_is_one_response_once_it_is_imported(
     assert items[1:] == whole["output"]
     following = create(wire, input="hello", previous_response_id=done["id"])
     assert following["conversation"]["id"] == conversation
+
+
+@pytest.mark.parametrize("tool", ["Work-write", "get_weather"])
+def test_what_was_said_before_a_pause_and_after_it_stays_apart(file: Path, tool: str) -> None:
+    """In a branch and after an import, too, which keep neither a rejected call nor one of the client's."""
+    asked = {"name": tool, "arguments": {"file": str(file), "line": "one"}}
+    rules = [
+        {"when": {"text": "go"}, "reply": {"text": "Let me see.", "tool_calls": [asked]}},
+        {"when": {"tool_result": True}, "reply": {"text": "Done."}},
+    ]
+    with serving({"rules": rules}) as (service, _), raw(service) as wire, service.client() as ada:
+        paused = create(wire, input="go", tools=[WEATHER])
+        waiting = paused["output"][-1]
+        output = {"type": "function_call_output", "call_id": waiting.get("call_id"), "output": "sunny"}
+        done = create(wire, input=[output] if "call_id" in waiting else approval(waiting, approve=False))
+        conversations = [done["conversation"]["id"]]
+        for words in ("on", "and on"):  # of which the second branches
+            following = create(wire, input=words, previous_response_id=done["id"])
+            conversations.append(following["conversation"]["id"])
+        task = f"/tasks/{conversations[0].removeprefix('conv_')}"
+        document = ada.get(f"{task}/export").raise_for_status().json()
+        ada.delete(task).raise_for_status()
+        ada.post("/tasks/import", json=document).raise_for_status()
+        for conversation in dict.fromkeys(conversations):
+            path = f"/conversations/{conversation}/items"
+            messages = wire.get(path, params={"order": "asc"}).raise_for_status().json()["data"][1:3]
+            assert [each["content"][0]["text"] for each in messages] == ["Let me see.", "Done."]
+            answer = retrieved(wire, f"resp_{messages[0]['id'].split('_')[1]}_1")
+            assert answer["output"] == messages
+            replay = wire.get(f"/responses/{answer['id']}", params={"stream": "true"})
+            assert streamed(replay.text)[-1]["response"] == answer
 
 
 def test_a_fork_shows_calls_as_they_were_made(service: ServiceThread, wire: httpx.Client, file: Path) -> None:

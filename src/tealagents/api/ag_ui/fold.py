@@ -102,8 +102,8 @@ class RunFold(EventFold):
             has = [made("call", m.request_id, c.id) for m in messages for c in m.tool_calls]
         #: names of the request's calls that the client has: from the runs before, or from this one
         self._known = {name for name in has if name.startswith(made("call", self._request_id, ""))}
-        #: the number of the assistant's message under way, and whether it is whole: results have come
-        self._round, self._whole = before.rounds if before else 0, True
+        #: the number of the assistant's message under way
+        self._round = before.rounds if before else 0
         #: names of the steps under way, by their calls
         self._steps: dict[str, str] = {}
         for call, decision in zip(before.calls, before.decisions, strict=True) if before else ():
@@ -128,14 +128,13 @@ class RunFold(EventFold):
 
     def returned(self, event: ToolReturned) -> None:
         self.end_text()
-        self._whole = True
         self._result(event.call_id, event.output, is_error=event.is_error)
         if event.call_id in self._steps:
             self._emit("STEP_FINISHED", stepName=self._steps.pop(event.call_id))
 
     def paused(self, approval: Approval) -> None:
         if approval.rounds == self._round:  # calls of the same message have run at once
-            self._whole = False
+            self.whole = False
         for call in approval.calls:
             self._show(call)
         self._finish(outcome_of(approval, is_old=self._is_old), approval.usage)
@@ -156,7 +155,7 @@ class RunFold(EventFold):
 
     def _message(self) -> str:
         """The assistant's message of this round; the first thing in it begins it."""
-        self._round, self._whole = self._round + self._whole, False
+        self._round, self.whole = self._round + self.whole, False
         return made("msg", self._request_id, self._round)
 
     def _show(self, call: ToolCall) -> None:
