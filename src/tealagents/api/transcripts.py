@@ -1,8 +1,9 @@
 """The messages of a task, for pages that show a conversation as it stands, or as a stretch finds it."""
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
+from heapq import merge
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from tealagents.domain.models import (
     Caller,
     Head,
     Item,
+    Json,
     Message,
     MessageBody,
     Path,
@@ -203,6 +205,16 @@ def as_kept(
             while ours in places:
                 ours += "-"
             yield ours, message
+
+
+def with_own(documents: Iterable[Json], own: Iterable[Json], page: Sequence[str]) -> list[Json]:
+    """The documents of messages, together with what is only the page's `own`, such as its instructions.
+
+    A page drops what a snapshot lacks. The own ones keep their places among the ids of the `page`, and come
+    before the first message that it lacks, as they do on a page that appends those.
+    """
+    places = {name: n for n, name in enumerate(page)}
+    return list(merge(own, documents, key=lambda each: places.get(each["id"], len(places))))
 
 
 class _Said:

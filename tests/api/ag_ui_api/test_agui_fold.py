@@ -169,6 +169,24 @@ def test_a_page_shows_a_snapshot_in_order(has: list[int]) -> None:
     assert not {m["id"] for m in page.messages[kept:]} & {there[n]["id"] for n in has}
 
 
+@pytest.mark.parametrize("has", [[0, 1, 2, 3, 4], [0, 1], [4], []])
+@pytest.mark.parametrize("place", [0, 1, -1])
+def test_a_snapshot_leaves_a_page_its_own_instructions(has: list[int], place: int) -> None:
+    """Unchanged and where they are, also for a page that takes a snapshot as its messages."""
+    there = snapshot()
+    system: Json = {"id": "s", "role": "system", "content": "Be kind."}
+    developer: Json = {"id": "d", "role": "developer", "content": "", "metadata": {"a": 2**70}, "mine": [1.5]}
+    page = Page(httpx.Client())
+    page.messages = [there[n] for n in has]
+    page.messages.insert(place if place >= 0 else len(has), system)
+    page.messages.append(developer)
+    shown = snapshot(*page.messages)
+    page._apply({"type": "MESSAGES_SNAPSHOT", "messages": shown})
+    assert shown == page.messages
+    assert [each for each in shown if each["id"] in "sd"] == [system, developer]
+    assert [each["content"] for each in shown if each["id"] not in "sd"] == [m["content"] for m in there]
+
+
 def test_a_text_that_was_said_twice_does_not_change_the_order() -> None:
     """Of two equal messages a page has kept the later one, behind an answer to the first."""
     requests = [IDS["request_id"], str(uuid4())]

@@ -279,10 +279,7 @@ def test_a_run_that_is_replayed_after_an_import_shows_each_message_under_its_own
 
 @pytest.mark.parametrize("brings", [True, False])
 def test_a_run_with_an_output_brings_what_goes_with_it(page: Page, model: OfflineModel, brings: bool) -> None:
-    """Its tools, instructions and context, in the place of those before; what it leaves out stays.
-
-    A snapshot takes the page its system message.
-    """
+    """Its tools, instructions and context, in the place of those before; what it leaves out stays."""
     page.messages = [{"id": "s", "role": "system", "content": "FIRST"}]
     page.say(weather(), tools=[WEATHER], context=[{"description": "city", "value": "Oslo"}])
     output(page, "28 degrees")

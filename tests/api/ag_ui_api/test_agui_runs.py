@@ -341,6 +341,21 @@ def test_a_page_that_joins_later_is_given_the_messages(page: Page, ada: httpx.Cl
     assert page.said("user")[-2:] == ["go on", "and here?"]
 
 
+def test_instructions_hold_on_when_the_page_was_set_back(
+    page: Page, ada: httpx.Client, model: OfflineModel
+) -> None:
+    """A snapshot has them, since a page drops what it lacks: also one of a thread without messages."""
+    page.messages = [{"id": "s", "role": "system", "content": "CALM"}]
+    page.run()
+    page.say("one")
+    page.messages.insert(1, {"id": "d", "role": "developer", "content": "BRIEF"})
+    Page(ada, page.thread).say("two")
+    assert kinds(page.say("three"))[1] == "MESSAGES_SNAPSHOT"
+    page.say("four")
+    assert [m["role"] for m in page.messages[:4]] == ["system", "developer", "user", "assistant"]
+    assert "CALM\n\nBRIEF" in str(model.requests[-1]["body"]["messages"]).replace("\\n", "\n")
+
+
 def test_messages_keep_their_ids_and_their_order(page: Page, ada: httpx.Client, file: Path) -> None:
     """Live and in a snapshot; a page that has missed a turn shows it where it was.
 

@@ -33,8 +33,11 @@ def started(given: Given, ids: Json, messages: Sequence[Message] | None) -> byte
     """A run begins; with the messages that it continues, where the client has others."""
     parent = {"parentRunId": given.body.parent_run_id} if given.body.parent_run_id is not None else {}
     begun = frame("RUN_STARTED", **given.run, protocolVersion=VERSION, **parent, metadata={"tealagents": ids})
-    documents = [_document(*each) for each in transcripts.as_kept(messages or (), given.kept, _name)]
-    return begun + (b"" if messages is None else frame("MESSAGES_SNAPSHOT", messages=documents))
+    page = given.body.messages
+    own = [m.model_dump(by_alias=True, exclude_unset=True) for m in page if m.role in ("system", "developer")]
+    documents = (_document(*each) for each in transcripts.as_kept(messages or (), given.kept, _name))
+    shown = transcripts.with_own(documents, own, [m.id for m in page])
+    return begun + (b"" if messages is None else frame("MESSAGES_SNAPSHOT", messages=shown))
 
 
 def outcome_of(pause: Approval | None, *, is_old: bool) -> Json:

@@ -63,7 +63,6 @@ def read(value: Any) -> Given:
     talk = [m for m in body.messages if isinstance(m, _TALK)]
     kept = tuple(Kept(m.id, m.role, () if isinstance(m, core.ToolMessage) else _items(m)) for m in talk)
     start = max((n for n, m in enumerate(talk, 1) if isinstance(m, core.AssistantMessage)), default=0)
-    end = talk[start:]
     users = [each for each in kept[start:] if each.role == "user"]
     last = {_mark(each): each.items for each in users}
     said = [Earlier(m.role, m.items) for m in kept[:start] if m.role != "tool" and m.items]
@@ -73,18 +72,17 @@ def read(value: Any) -> Given:
     told = {name: "\n".join(values) for name, values in context.items()}
     answers = [m for m in talk if isinstance(m, core.AssistantMessage)]
     shown = tuple(parsed(m.id, "msg") for m in answers)
-    message = NewMessage(
-        items=(),
-        earlier=tuple(said[-MOST_EARLIER:]),
-        setup=setups.setup((m.content for m in instructions), body.tools or (), user_context=told),
-        client={"messages": list(last)},
-    )
     return Given(
         body=body,
         last=last,
         issued={parsed(each.name, "msg")[0]: _mark(each) for each in users},
-        message=message,
-        outputs={m.tool_call_id: _output(m) for m in end if isinstance(m, core.ToolMessage)},
+        message=NewMessage(
+            items=(),
+            earlier=tuple(said[-MOST_EARLIER:]),
+            setup=setups.setup((m.content for m in instructions), body.tools or (), user_context=told),
+            client={"messages": list(last)},
+        ),
+        outputs={m.tool_call_id: _output(m) for m in talk[start:] if isinstance(m, core.ToolMessage)},
         resume=_resume(body),
         shown=shown,
         seen=shown[-1][0] if shown else None,
