@@ -4,7 +4,7 @@ import contextlib
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum, StrEnum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
 import jsonschema
@@ -12,7 +12,7 @@ import pytest
 from earlier_agents import IMAGE
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import AnyUrl, BaseModel, ConfigDict, Field, field_serializer
+from pydantic import AnyUrl, BaseModel, ConfigDict, Field, RootModel, field_serializer
 from pydantic.alias_generators import to_camel
 
 from tealagents.api.skagents import inputs, openapi
@@ -322,6 +322,88 @@ def test_what_templates_do_not_reach_is_said(template: str, why: str) -> None:
     with pytest.raises(TemplateRefused, match=why) as refused:
         _filled(template, DIARY)
     assert "hidden" not in str(refused.value)
+
+
+class Point(NamedTuple):
+    x: int
+    count: Note | None = None  # type: ignore[assignment]  # a list has a method of this name
+
+    @property
+    def label(self) -> str:
+        return f"at {self.x}"
+
+
+class Notes(RootModel[list[Note]]):
+    @property
+    def first(self) -> Note:
+        return self.root[0]
+
+
+class NotesByName(RootModel[dict[str, Note]]):
+    pass
+
+
+class Day(RootModel[date]):
+    pass
+
+
+class Map(BaseModel):
+    point: Point
+    points: list[Point] = []
+    pair: tuple[Note, int]
+    notes: Notes
+    named: NotesByName
+    day: Day
+
+
+_NOTE = {"text": "tea"}
+MAP = {
+    "point": [7, _NOTE],
+    "points": [{"x": 8}],
+    "pair": [_NOTE, 2],
+    "notes": [_NOTE, {"text": "cup"}],
+    "named": {"first": _NOTE},
+    "day": "2024-05-06",
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ point.x + 1 }} {{ point['x'] }} {{ point[0] }} {{ point.label }}", "8 7 7 at 7"),
+        ("{{ point.count.label }} {{ points[0].x }} {{ points[0].count }}", "<tea> 8 None"),
+        (
+            "{{ points|map(attribute='x')|first }} {{ points }} {{ points|tojson }}",
+            "8 [[8, None]] [[8, null]]",
+        ),
+        (
+            "{{ pair[0].label }} {{ pair|length }} {% for each in pair %}{{ loop.index }}{% endfor %}",
+            "<tea> 2 12",
+        ),
+        ("{{ notes[1].label }} {{ notes.root[1].label }} {{ notes.root|length }}", "<cup> <cup> 2"),
+        ("{{ notes.first.label }} {{ notes|join(',', attribute='text') }}", "<tea> tea,cup"),
+        ("{{ named.first.label }} {{ named.root.first.label }}", "<tea> <tea>"),
+        ("{{ day }} {{ day.root }} {{ day.root.year }}", "2024-05-06 2024-05-06 2024"),
+        ("{{ point.missing }}{{ pair.missing }}{{ notes.missing }}{{ point._fields }}", ""),
+    ],
+)
+def test_named_tuples_and_root_models_have_their_fields(template: str, text: str) -> None:
+    """A template reads what Python would, also where the JSON is a list without names."""
+    assert Instructions(template).render(inputs.read(Map, MAP, 2).values) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ notes.model_dump }}", "model_dump of Notes cannot be read in templates"),
+        ("{{ notes['first'] }}", "first of Notes cannot be read in templates"),
+        ("{{ points|map(attribute='label')|list }}", "label of Point cannot be read in templates"),
+    ],
+)
+def test_what_a_list_has_beside_its_items_is_said(template: str, why: str) -> None:
+    """An attribute of its Python object is an error there, too, not an empty text."""
+    with pytest.raises(TemplateRefused, match=why):
+        Instructions(template).render(inputs.read(Map, MAP, 2).values)
 
 
 class Camel(BaseModel):

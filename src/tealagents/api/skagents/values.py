@@ -1,9 +1,9 @@
 """The values that templates read: plain JSON data that also knows some attributes of the Python object it is.
 
 The earlier platform gave its templates Python objects. Here every value renders as its JSON. By name, a
-template can also read the parts of dates, times, UUIDs and enums, and the properties of the config's own
-types. The result of a property is plain data again, so a template never gets hold of an object. Any other
-attribute that the object has is an error, not an empty text.
+template can also read the parts of dates, times, UUIDs and enums, the fields of named tuples, the `root` of
+root models, and the properties of the config's own types. The result of a property is plain data again, so a
+template never gets hold of an object. Any other attribute that the object has is an error, not an empty text.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Final
 from uuid import UUID
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 from pydantic_core import to_jsonable_python
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,10 @@ class _Text(Typed, str):
     pass
 
 
+class _List(Typed, list[Any]):
+    pass
+
+
 class _Whole(Typed, int):
     pass
 
@@ -58,22 +62,26 @@ class _Real(Typed, float):
     pass
 
 
-_KINDS: Mapping[type, type[Any]] = {dict: _Record, str: _Text, int: _Whole, float: _Real}
+_KINDS: Mapping[type, type[Any]] = {dict: _Record, str: _Text, list: _List, int: _Whole, float: _Real}
 
 
 def template_value(value: Any, plain: Any) -> Any:
     """A value for templates; `plain` is the JSON data of `value`."""
     if value is None or type(value) in (str, int, float):
         return plain
-    if isinstance(plain, list):
+    if isinstance(value, RootModel):
+        plain = template_value(value.root, plain)
+    elif isinstance(plain, list):
         same_items = isinstance(value, list | tuple | set | frozenset) and len(value) == len(plain)
-        return list(map(template_value, value, plain)) if same_items else plain
-    if isinstance(plain, dict):
+        plain = list(map(template_value, value, plain)) if same_items else plain
+        if type(value) is list:
+            return plain
+    elif isinstance(plain, dict):
         if isinstance(value, dict):
             return dict(zip(plain, map(template_value, value.values(), plain.values()), strict=False))
         fields = getattr(value, "__dict__", {})
         plain = {name: template_value(fields.get(name), each) for name, each in plain.items()}
-    kind = _KINDS.get(type(plain))
+    kind: type[Any] | None = type(plain) if isinstance(plain, Typed) else _KINDS.get(type(plain))
     if kind is None:
         return plain
     typed = kind(plain)
@@ -98,6 +106,11 @@ def part(typed: Typed, name: str) -> Any:
     value = typed._of
     if any(isinstance(value, kind) and name in names for kind, names in _PARTS.items()):
         return _plain(getattr(value, name))
+    if name == "root" and isinstance(value, RootModel):
+        return template_value(value.root, typed)
+    names = _names_of_items(value)
+    if name in names and isinstance(typed, list) and len(typed) == len(names):
+        return typed[names.index(name)]
     if name.startswith("_") or hasattr(typed, name) or not _has(value, name):
         return MISSING
     raise LookupError(f"{name} of {type(value).__name__} cannot be read in templates")
@@ -121,12 +134,19 @@ def attribute(typed: Typed, name: str) -> Any:
     return part(typed, name)
 
 
+def _names_of_items(value: Any) -> tuple[str, ...]:
+    """The names of a named tuple's items; none for anything else."""
+    names: tuple[str, ...] = getattr(type(value), "_fields", ()) if isinstance(value, tuple) else ()
+    return names
+
+
 def _has(value: Any, name: str) -> bool:
     return inspect.getattr_static(value, name, MISSING) is not MISSING
 
 
 def _is_property(value: Any, name: str) -> bool:
     own = isinstance(value, BaseModel | Enum) or dataclasses.is_dataclass(value)
+    own = own or bool(_names_of_items(value))
     return own and isinstance(inspect.getattr_static(type(value), name, None), property | cached_property)
 
 
