@@ -77,6 +77,36 @@ def test_a_type_that_holds_its_own_kind_is_an_object() -> None:
     assert "name" in document["components"]["schemas"]["Tree"]["properties"]
 
 
+class Written(BaseModel):
+    day: date
+
+    @field_serializer("day")
+    def _year(self, day: date) -> int:
+        return day.year
+
+
+class Asked(BaseModel):
+    written: Written
+
+
+class Answered(BaseModel):
+    written: Written
+
+
+def test_a_type_that_is_sent_otherwise_than_it_is_written_is_described_twice() -> None:
+    """In the document, the one that callers send has the type's name."""
+    document = openapi.document(
+        name="A", version="1", prefix="/A/1", description="", input_type=Asked, output_type=Answered
+    )
+    schemas = document["components"]["schemas"]
+    days = {
+        name: schemas[schemas[name]["properties"]["written"]["$ref"].rpartition("/")[2]]["properties"]["day"]
+        for name in ("Asked", "Answered")
+    }
+    assert {name: day["type"] for name, day in days.items()} == {"Asked": "string", "Answered": "integer"}
+    assert schemas["Written"]["properties"]["day"] is days["Asked"]
+
+
 @pytest.mark.parametrize("kind", [Order, Cup, Tree, Free])
 def test_offline_model_answers_by_type(kind: type[BaseModel]) -> None:
     """What the built-in model says fits the type, so that any agent can be tried with it."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 from earlier_agents import AGENT, CHAT, IMAGE, PIXEL, SEQUENTIAL, TYPES, sent, served, write
 from httpx_sse import connect_sse
@@ -446,6 +447,40 @@ def test_typed_answers_have_the_names_of_their_schema(typed: tuple[ServiceThread
         assert answer["output_pydantic"] == {"firstName": "Ada"}
     document = httpx.get(service.url + "/openapi.json").json()
     assert list(document["components"]["schemas"]["Answered"]["properties"]) == ["firstName"]
+
+
+SERIALIZED = """
+from pydantic import BaseModel, Field, computed_field, field_serializer
+
+
+class Answered(BaseModel):
+    name: str = Field(validation_alias="fullName", serialization_alias="full_name")
+    pages: int
+
+    @field_serializer("pages")
+    def numbered(self, pages: int) -> str:
+        return f"#{pages}"
+
+    @computed_field
+    @property
+    def twice(self) -> int:
+        return 2 * self.pages
+"""
+
+
+def test_typed_answers_are_what_the_document_says(tmp_path: Path) -> None:
+    """Names and types are those of the serialized type, which the model is not asked for."""
+    file = write(tmp_path, CHAT.replace("spec:", "output_type: Answered\nspec:"), custom_types=SERIALIZED)
+    with served(file, {"rules": [{"reply": '{"fullName": "Ada", "pages": 3}'}]}) as (service, model):
+        answer = post(service, {"chat_history": HISTORY}).json()["output_pydantic"]
+        document = httpx.get(service.url + "/openapi.json").json()
+    assert answer == {"full_name": "Ada", "pages": "#3", "twice": 6}
+    validate(document)
+    described = document["components"]["schemas"]["Answered"]
+    jsonschema.validate(answer, described)
+    assert described["required"] == list(answer)
+    asked = model.requests[-1]["body"]["response_format"]["json_schema"]["schema"]
+    assert list(asked["properties"]) == ["fullName", "pages"]
 
 
 @pytest.mark.parametrize(

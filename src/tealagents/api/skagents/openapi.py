@@ -1,14 +1,18 @@
 """The OpenAPI document. Its first path is the call of the agent, described by the agent's own description:
 orchestrators choose among agents by that text alone."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from tealagents.domain.models import Json
 
-_MODE: Final = "validation"
+#: the input is described as it is sent, the output as it is written (`turns`)
+_INPUT: Final = "validation"
+_OUTPUT: Final = "serialization"
+_REF: Final = "#/components/schemas/{model}"
 _STRING = {"type": "string"}
 _EVENTS: Json = {
     "description": "`intermediate-task-response`, `partial-response`, then `final-response` or `error`",
@@ -58,11 +62,24 @@ def _schemas(input_type: type[BaseModel], output_type: type[BaseModel] | None) -
     """The schemas of the input and the output, and the components that they refer to, by name. They are made
     together, so that different types with the same name get different components."""
     references, made = models_json_schema(
-        [(kind, _MODE) for kind in (input_type, output_type) if kind is not None],
-        ref_template="#/components/schemas/{model}",
+        [(input_type, _INPUT), *([(output_type, _OUTPUT)] if output_type is not None else ())],
+        ref_template=_REF,
     )
-    typed = references[output_type, _MODE] if output_type is not None else {"type": "null"}
-    return references[input_type, _MODE], typed, made.get("$defs", {})
+    typed = references[output_type, _OUTPUT] if output_type is not None else {"type": "null"}
+    components: Json = made.get("$defs", {})
+    # a type of both gets two components if they differ; that of the input keeps the type's name
+    names = {name: name.removesuffix("-Input") for name in components}
+    refs = {_REF.format(model=name): _REF.format(model=kept) for name, kept in names.items()}
+    renamed = {names[name]: _renamed(each, refs) for name, each in components.items()}
+    return _renamed(references[input_type, _INPUT], refs), typed, renamed
+
+
+def _renamed(node: Any, refs: Mapping[str, str]) -> Any:
+    if isinstance(node, dict):
+        return {key: _renamed(each, refs) for key, each in node.items()}
+    if isinstance(node, list):
+        return [_renamed(each, refs) for each in node]
+    return refs.get(node, node) if isinstance(node, str) else node
 
 
 def _answer(typed: Json) -> Json:
