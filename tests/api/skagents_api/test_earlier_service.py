@@ -89,6 +89,25 @@ def test_extra_data_is_text(tmp_path: Path) -> None:
     assert [each["value"] for each in items] == ['{"degrees":[7,null]}', "Fornebu"]
 
 
+@pytest.mark.parametrize(
+    ("added", "item"),
+    [
+        ('"k", Weather(city="Oslo", caller="Ada")', ("k", '{"city":"Oslo","caller":"Ada"}')),
+        ('"k", [Weather(city="Oslo", caller="Ada"), {1}]', ("k", '[{"city":"Oslo","caller":"Ada"},[1]]')),
+        ('"k", {"kind": type("Odd", (), {"__str__": lambda self: "odd"})()}', ("k", '{"kind":"odd"}')),
+        ('7, "text"', ("7", "text")),
+    ],
+)
+def test_extra_data_of_any_type_fails_no_tool(tmp_path: Path, added: str, item: tuple[str, str]) -> None:
+    """The tool may have done its work by then: the model must not read that it failed."""
+    plugins = PLUGINS.replace('"station", "Blindern"', added)
+    with served(write(tmp_path, WITH_PLUGIN, custom_plugins=plugins), CALLING) as (service, model):
+        items = post(service.url, json=HELLO).json()["extra_data"]["items"]
+        result = model.requests[-1]["body"]["messages"][-1]
+    assert (items[0]["key"], items[0]["value"]) == item
+    assert json.loads(result["content"])["city"] == "Oslo"
+
+
 def test_each_task_reports_the_data_that_it_added(tmp_path: Path) -> None:
     """The event of a task has its place and its own extra data; the last answer has all of it."""
     config = SEQUENTIAL.replace("ReportInput", "BaseInput").replace("output_type: Report\n", "")

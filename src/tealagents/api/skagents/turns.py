@@ -6,12 +6,14 @@ import re
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_jsonable_python
 
 from tealagents.api import bodies
 from tealagents.api.skagents import documents
@@ -60,6 +62,9 @@ _INCOMPLETE_REASONS = {
 }
 #: what a model service names when it refuses structured output, and the HTTP statuses of such a refusal
 _FORMAT_NAMES, _FORMAT_STATUSES = re.compile(r"response_format|json_schema|text\.format"), (400, 422)
+
+#: extra data that msgspec cannot encode, such as pydantic models: a tool must not fail for it once it has run
+_to_plain = partial(to_jsonable_python, fallback=str)
 
 
 class TaskStep(Struct, frozen=True, kw_only=True):
@@ -140,8 +145,9 @@ class StepContext(CallContext):
         self._items = items
 
     def add_extra_data(self, key: str, value: Any) -> None:
-        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        self._items.append({"key": storable(key), "value": storable(text)})
+        text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=_to_plain).decode()
+        name = key if isinstance(key, str) else str(key)
+        self._items.append({"key": storable(name), "value": storable(text)})
 
 
 class Turns:
