@@ -80,6 +80,14 @@ def test_numbers_in_scientific_notation_are_numbers(tmp_path: Path) -> None:
     assert read(tmp_path, with_agent("temperature: 1e-1")).agent.temperature == 0.1
 
 
+@pytest.mark.parametrize("number", ["0x" + "f" * 5000, "9" * 5000, "0x1" + "0" * 16, str(2**64)])
+@pytest.mark.parametrize("key", ["role", "temperature", "api_key"])
+def test_number_of_more_than_64_bits_is_said_at_its_line(tmp_path: Path, key: str, number: str) -> None:
+    """Whatever base it is written in, and whatever the key takes."""
+    found = complaints(tmp_path, with_agent(f"{key}: {number}"))
+    assert f"8: spec.agent.{key}: cannot be read as int of 64 bits; a text needs quotes" in found
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

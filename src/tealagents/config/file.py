@@ -243,10 +243,12 @@ class _Values:
             return None
         if path == _VERSION and node.tag != _TAG + "null":
             return text
+        kind = node.tag.removeprefix(_TAG)
         try:
-            return _scalar(node.tag.removeprefix(_TAG), text)
+            return _scalar(kind, text)
         except ValueError:
-            self.problem(node, path, f"cannot be read as {node.tag.removeprefix(_TAG)}")
+            wanted = "int of 64 bits; a text needs quotes" if kind == "int" else kind
+            self.problem(node, path, f"cannot be read as {wanted}")
             return None
 
     def problem(self, node: yaml.Node, path: KeyPath, message: str) -> None:
@@ -260,7 +262,10 @@ def _scalar(kind: str, text: str) -> Any:
         case "null":
             return None
         case "int":
-            return int(text.replace("_", ""), 0)
+            number = int(text.replace("_", ""), 0)
+            if number.bit_length() > 64:  # Python reads hexadecimal ones that it refuses to write as text
+                raise ValueError(kind)
+            return number
         case "float":
             return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         case "bool" if text.lower() in _TRUE or text.lower() in _FALSE:
