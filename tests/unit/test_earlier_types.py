@@ -9,7 +9,7 @@ from uuid import UUID
 
 import jsonschema
 import pytest
-from earlier_agents import IMAGE
+from earlier_agents import IMAGE, PIXEL
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import AnyUrl, BaseModel, ConfigDict, Field, RootModel, field_serializer
@@ -240,6 +240,20 @@ def test_images_are_the_users() -> None:
     body = {"chat_history": [{"role": "assistant", "items": items}]}
     with pytest.raises(InvalidRequest, match=r"chat_history\.0\.items\.1: is an image, which only a user"):
         inputs.read(INPUTS["BaseMultiModalInput"], body, 2)
+
+
+class Album(BaseModel):
+    cover: EmbeddedImage
+    pages: list[EmbeddedImage] = []
+
+
+def test_embedded_images_are_items_of_one_message_with_the_text() -> None:
+    """A message may have so many items, and the first task's text is one of them."""
+    picture = {"format": "png", "data": PIXEL}
+    body = {"cover": picture, "pages": [picture]}
+    assert len(inputs.read(Album, body, 3).images) == 2
+    with pytest.raises(InvalidRequest, match=r"pages: has too many images: at most 1 are accepted in all"):
+        inputs.read(Album, body, 2)
 
 
 class Mood(StrEnum):

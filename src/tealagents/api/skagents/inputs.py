@@ -45,7 +45,7 @@ class Input(Struct, frozen=True, kw_only=True):
 
 def read(kind: type[BaseModel], body: Any, most_items: int) -> Input:
     """The input in a body. Raises `InvalidRequest`, which names the first field that is wrong."""
-    plain, readable, images = _read_value(kind, body)
+    plain, readable, images = _read_value(kind, body, most_items)
     session_id = plain.get("session_id", body.get("session_id"))
     if session_id is not None and not isinstance(session_id, str):
         raise InvalidRequest("session_id", "must be a string")
@@ -61,12 +61,12 @@ def read(kind: type[BaseModel], body: Any, most_items: int) -> Input:
     )
 
 
-def _read_value(kind: type[BaseModel], body: Any) -> tuple[Json, Json, tuple[Item, ...]]:
+def _read_value(kind: type[BaseModel], body: Any, most_items: int) -> tuple[Json, Json, tuple[Item, ...]]:
     """The body as plain data, as the data that templates read (`values`), and its images."""
     try:
         value = bodies.validated(kind, body)
         plain = _plain(value)
-        return plain, values.template_value(value, plain), tuple(_images(value))
+        return plain, values.template_value(value, plain), tuple(_images(value, most_items))
     except InvalidRequest:
         raise
     except Exception as error:  # the config's own types may raise anything
@@ -121,13 +121,18 @@ def _item(item: Any, field: str, role: str) -> Item:
     return image(content, field)
 
 
-def _images(value: BaseModel) -> Iterator[Item]:
+def _images(value: BaseModel, most_items: int) -> Iterator[Item]:
     """The images in the fields, single or in lists: values of any class named `EmbeddedImage`, and those of
     the field `embedded_image`."""
+    room = most_items - 1  # they are sent in one message with the text of the first task
     for name in type(value).model_fields:
         field = getattr(value, name)
         for each in field if isinstance(field, list) else [field]:
             if isinstance(each, BaseModel) and (name == "embedded_image" or _is_image(type(each))):
+                if (room := room - 1) < 0:
+                    raise InvalidRequest(
+                        name, f"has too many images: at most {most_items - 1} are accepted in all fields"
+                    )
                 given = each.model_dump(mode="json", by_alias=False)
                 kind = str(given.get("format"))
                 media = kind if "/" in kind else f"image/{kind}"
