@@ -8,6 +8,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
+from config_files import problems, read, with_spec
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -71,6 +72,20 @@ def test_earlier_frameworks_example_differs_in_one_line() -> None:
     data = read_document(ROOT / "configs" / "from-v2alpha1.yaml", []).data
     assert data.keys() == {"apiVersion", "kind", "name", "version", "metadata", "spec"}
     assert data["spec"].keys() == {"agent"}
+
+
+def test_notations_of_numbers_that_only_the_file_may_use(tmp_path: Path) -> None:
+    """The page names those that a variable may not, whether it overrides the key or the key names it."""
+    page = (ROOT / "docs/config.md").read_text()
+    notations = re.findall(r"`([^`]+)`", page.partition("The file may also say ")[2].partition(".\n")[0])
+    assert notations
+    refused = {"spec.limits.max_items", "TA_LIMITS__MAX_ITEMS"}
+    for number in notations:
+        assert read(tmp_path, with_spec(f"limits: {{max_items: {number}}}")).limits.max_items > 1
+        referred = problems(tmp_path, with_spec("limits: {max_items: '${N}'}"), N=number)
+        overridden = problems(tmp_path, TA_LIMITS__MAX_ITEMS=number)
+        found = {(each.key, each.message) for each in (*referred, *overridden)}
+        assert found == {(key, "must be a whole number") for key in refused}
 
 
 def all_keys(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
