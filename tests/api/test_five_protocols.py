@@ -25,6 +25,7 @@ from wire import Json
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import until
 
 ADA, SERVICE = "mock.ada", "service"
 #: what the audit holds of a request that paused once: what was done, and by whom
@@ -380,3 +381,28 @@ def test_text_ends_no_line_of_a_stream_whatever_its_reader_takes_for_one(
     sent = [line.removeprefix("data: ") for line in read if line.startswith("data: {")]
     said = json.dumps([json.loads(line) for line in sent], ensure_ascii=False)
     assert all(end in said for end in "\u0085\u2028\u2029")
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_fault_is_logged_and_shows_none_of_its_text(
+    name: str,
+    running: tuple[ServiceThread, OfflineModel],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It may quote what it was about, such as a key; libraries would show it, or leave it out of the log."""
+
+    async def fault(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the key is 1234")
+
+    path, body = STREAMS[name]
+    with running[0].client("ada", headers=a2a_talk.VERSION) as client:
+        if name == "mcp":
+            client.headers.update(mcp_talk.headers_of(body))
+        monkeypatch.setattr(running[0].app.exchange.service, "submit", fault)
+        monkeypatch.setattr(type(running[0].app.exchange.tasks), "head", fault)
+        answered = client.post(path, json=body)
+    assert "Internal error" in answered.text
+    assert "1234" not in answered.text
+    # the server's own log comes after the response
+    until(lambda: [each.levelname for each in caplog.records if each.exc_info] == ["ERROR"])

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tealagents.api.bearer import LONGEST, Bearer
 from tealagents.api.exchange import key_of
 from tealagents.api.open_calls import OpenCalls
 from tealagents.auth import open_auth
-from tealagents.domain.errors import InvalidRequest, Unauthenticated
+from tealagents.domain.errors import InvalidRequest, NotFound, Unauthenticated, let_go_of_frames
 from tealagents.domain.models import ClientTool, Item, RequestSetup
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.testing.clock import FakeClock
@@ -111,3 +112,27 @@ async def test_a_message_that_came_twice_at_once_leaves_no_second_fork(
         assert (late.replayed, late.record.request_id) == (True, quicker.record.request_id)
         listed = {task.task_id for task in await tasks_of(here)}
         assert listed == {first.task_id, quicker.record.task_id}
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """An error as a third party may write it."""
+
+    reason: str
+
+
+def test_frames_of_errors_are_let_go_of_whatever_their_classes_refuse() -> None:
+    """An error that led to one that is answered must not become the answer."""
+
+    def refused() -> None:
+        try:
+            raise Frozen("not this badge")
+        except Frozen:
+            raise NotFound("There is no such badge.") from None
+
+    with pytest.raises(NotFound) as raised:
+        refused()
+    error = raised.value
+    assert isinstance(error.__context__, Frozen)
+    let_go_of_frames(error)
+    assert (error.__traceback__, error.__context__.__traceback__) == (None, None)

@@ -43,6 +43,7 @@ from tealagents.tools.oauth_servers import (
     Challenge,
     Endpoints,
     ProtectedServer,
+    resource_metadata,
     token_request,
 )
 from tealagents.tools.options import MCPServerOptions
@@ -705,7 +706,8 @@ async def test_a_consent_that_is_given_during_a_renewal_is_kept(
 async def test_a_consent_that_cannot_be_stored_is_kept_if_it_is_given_during_a_renewal(
     pretender: Pretender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some servers send a refresh token with the first consent alone: its renewal is stored as well."""
+    """Some servers send a refresh token with the first consent alone. The newer one may be another account's:
+    the renewal of the older one, which ends later, does not take its place."""
     renewing = Renewing(pretender, monkeypatch)
     secrets = await renewing.begin()
     pretender.answered = {"access_token": "wider", "refresh_token": ""}
@@ -713,7 +715,9 @@ async def test_a_consent_that_cannot_be_stored_is_kept_if_it_is_given_during_a_r
     await renewing.here.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     assert await renewing.end() == "wider"
     assert await renewing.here.tokens.get(Context(), renewing.server) == "wider"
-    assert '"r2"' in secrets.secrets["contoso.alice", renewing.server.key]
+    stored = secrets.secrets["contoso.alice", renewing.server.key]
+    assert '"wider"' in stored
+    assert '"r2"' not in stored
 
 
 async def test_a_grant_whose_user_is_deleted_during_its_renewal_is_not_stored_again(
@@ -1191,8 +1195,9 @@ async def test_a_consent_without_a_refresh_token_replaces_the_one_before(
         ({"token_type": 5}, "another type than Bearer"),
         ({"access_token": "tok\u00e9n"}, "characters that cannot be sent"),
         ({"access_token": "a\n"}, "characters that cannot be sent"),
+        ({"access_token": "a "}, "characters that cannot be sent"),
     ],
-    ids=["dpop", "a number", "not ASCII", "a line break"],
+    ids=["dpop", "a number", "not ASCII", "a line break", "a blank"],
 )
 async def test_a_token_that_cannot_be_sent_is_refused(
     pretender: Pretender, answered: Json, reason: str
@@ -1601,6 +1606,19 @@ async def test_a_canonical_uri_is_what_tokens_are_for_and_need_not_be_reachable(
     assert (query["resource"], asked.scopes) == ([logical], ("s",))
     await consents.complete(query["state"][0], "code")
     assert pretender.forms[-1]["resource"] == logical
+
+
+@pytest.mark.parametrize("challenged", [False, True], ids=["well known", "challenge"])
+async def test_metadata_may_be_at_the_canonical_uri_alone(pretender: Pretender, challenged: bool) -> None:
+    """RFC 9728 puts it there; this service may reach the server at an inner address, which publishes none."""
+    pretender.publish()
+    place = "/inner/metadata" if challenged else "/.well-known/oauth-protected-resource/mcp"
+    resource = f"{pretender.url}/mcp"
+    pretender.documents[place] = {"resource": resource, "scopes_supported": ["s"]}
+    server = ProtectedServer(name="x", url="http://127.0.0.1:1/mcp", resource=resource, client_id="me")
+    header = f'Bearer resource_metadata="{pretender.url}{place}"' if challenged else ""
+    found = await resource_metadata(server, Challenge.of(header))
+    assert (found["resource"], found["scopes_supported"]) == (resource, ["s"])
 
 
 async def test_metadata_that_would_decide_nothing_may_be_out_of_reach(pretender: Pretender) -> None:

@@ -222,7 +222,7 @@ export class Client {
   }
 
   /** @param {api.CallOptions} [options] */
-  health({signal} = {}) {
+  async health({signal} = {}) {
     return this.#calls.health(signal);
   }
 }

@@ -178,7 +178,7 @@ test("a method that returns a promise rejects it, also where the program is mist
     () => unsent.request(id), () => unsent.wait(id), () => unsent.cancel(id), () => unsent.resume(id, "approve"),
     () => unsent.approval(pause), () => unsent.session(id), () => unsent.deleteSession(id), () => unsent.task(id),
     () => unsent.patchTask(id, {}), () => unsent.deleteTask(id), () => unsent.rollback(id, "c"), () => unsent.fork(id),
-    () => unsent.exportTask(id),
+    () => unsent.exportTask(id), () => unsent.health(null),
   ]) await assert.rejects(call(), TypeError, String(call));
 });
 

@@ -500,13 +500,20 @@ class Exchange:
         except TealError as error:
             yield fold.failed(error.with_ids(**view.record.ids))
 
-    def refused(self, error: TealError) -> None:
-        """Called by the protocol for each error that it answers with: counted, and logged where ours."""
+    def refused(self, error: Exception) -> TealError:
+        """Called by the protocol for each error that it answers with: counted, and logged where ours.
+
+        Returns it as a client may see it.
+        """
+        if not isinstance(error, TealError):
+            log.error("internal error in a call", exc_info=error)
+            return self.refused(reported(error))
         named = self.agent.observer.named(**error.ids)
         if status_of(error) >= 500:
             log.warning("%s: %s", error.code, error, extra={"facts": named})
         self.agent.observer.refused(error)
         let_go_of_frames(error)
+        return reported(error)
 
     # --- ending ----------------------------------------------------------------------------------
 

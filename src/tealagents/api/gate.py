@@ -5,6 +5,7 @@ a library's response: by an error in the protocol's words, or by a stream that d
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,9 +21,11 @@ from starlette.types import Message, Receive, Scope, Send
 from tealagents.api import bodies
 from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import WrongMethod
+from tealagents.api.http import WrongMethod, reported
 from tealagents.domain.errors import InvalidRequest, NotFound, TealError
 from tealagents.domain.models import Caller, Json
+
+log = logging.getLogger(__name__)
 
 #: where a scope holds its call
 SCOPE = "tealagents.call"
@@ -60,13 +63,21 @@ class AdmittedCall:
         return self.identified
 
     @contextmanager
-    def refusing(self) -> Iterator[None]:
-        """Leaves an error of what is done here, and no earlier one, to be sent instead of the response."""
+    def refusing(self, own: type[Exception] | None = None) -> Iterator[None]:
+        """Leaves an error of what is done here, and no earlier one, to be sent instead of the response.
+
+        Where `own` says what the library's errors are, all others are faults: it would show their texts.
+        """
         self.refused = None
         try:
             yield
         except TealError as error:
             self.refused = error
+        except Exception as error:
+            if own is None or isinstance(error, own):
+                raise
+            log.exception("internal error in a call")
+            self.refused = reported(error)
 
     def refuse(self, error: TealError) -> NoReturn:
         """Ends the library's work on the call: the error is its response."""

@@ -434,7 +434,7 @@ def let_go_of_frames(error: BaseException) -> None:
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
         chain.append(cause)
-        cause.__traceback__ = None
+        BaseException.with_traceback(cause, None)  # a class of a third party may refuse assignments
         cause = cause.__cause__ or cause.__context__
 
 

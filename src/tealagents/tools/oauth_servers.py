@@ -9,7 +9,7 @@ server.
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 from urllib.parse import urlencode, urlsplit
@@ -219,33 +219,35 @@ def unusable(url: str, reason: str) -> ToolFailed:
 async def resource_metadata(server: ProtectedServer, challenge: Challenge) -> Json:
     """The protected resource's metadata (RFC 9728); {} if it publishes none.
 
-    It is fetched from the server's own origin only: a server's answer must not make this service call
-    others. Raises `ToolFailed`; where the config says what the metadata decides, one that cannot be reached
-    counts as none.
+    It is fetched from the origins that the config names only, the server's own first: a server's answer must
+    not make this service call others. Raises `ToolFailed` if the first cannot be reached and the second has
+    none; where the config says what the metadata decides, that counts as none.
     """
-    if not server.places:
-        return {}
-    own = server.places[0]
-    here = Issuer(_origin(own), named=True, places=server.places, verify_ssl=server.verify_ssl)
-    path = urlsplit(own).path
-    places = [f"{here.url}/.well-known/oauth-protected-resource"]
-    if path.strip("/"):
-        places.insert(0, places[0] + path)
-    if challenge.resource_metadata and same_origin(challenge.resource_metadata, own):
-        places.insert(0, challenge.resource_metadata)
-    for place in dict.fromkeys(places):
-        try:
-            status, document = await here.call("GET", place)
-        except ToolFailed:
-            if server.url is None or server.issuer is None:
-                raise
-            return {}
-        if status == 200 and document:
-            named = str(document.get("resource", ""))
-            if not is_one_word(named) or not any(_is_part_of(each, named) for each in server.places):
-                raise ToolFailed(f"{server.name}: the metadata at {place} is that of another resource.")
-            return document if server.url is None else {**document, "resource": server.resource}
+    failed: ToolFailed | None = None
+    for own in server.places:
+        here = Issuer(_origin(own), named=True, places=server.places, verify_ssl=server.verify_ssl)
+        for place in _published(own, challenge):
+            try:
+                status, document = await here.call("GET", place)
+            except ToolFailed as error:
+                failed = error if own == server.places[0] else failed
+                break
+            if status == 200 and document:
+                named = str(document.get("resource", ""))
+                if not is_one_word(named) or not any(_is_part_of(each, named) for each in server.places):
+                    raise ToolFailed(f"{server.name}: the metadata at {place} is that of another resource.")
+                return document if server.url is None else {**document, "resource": server.resource}
+    if failed is not None and (server.url is None or server.issuer is None):
+        raise failed
     return {}
+
+
+def _published(own: str, challenge: Challenge) -> Iterable[str]:
+    """Where the metadata of what is at `own` may be: where a challenge names, if that is there, too."""
+    place, path = f"{_origin(own)}/.well-known/oauth-protected-resource", urlsplit(own).path
+    named = challenge.resource_metadata
+    challenged = [named] if named and same_origin(named, own) else []
+    return dict.fromkeys([*challenged, *([place + path] if path.strip("/") else []), place])
 
 
 def issuer_of(server: ProtectedServer, resource: Json) -> Issuer:
@@ -367,7 +369,7 @@ def _unsendable(answer: Json) -> str | None:
     return None
 
 
-_SENDABLE = re.compile(r"[\x20-\x7e]*")
+_SENDABLE = re.compile(r"[\x21-\x7e]*")
 
 
 def _is_usable(name: str, value: object) -> bool:

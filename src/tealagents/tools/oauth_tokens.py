@@ -178,10 +178,6 @@ class Tokens:
             grant = self._usable(await self._stored(key[0], server), server)
             if grant is None or grant.consent == access.consent:
                 return None
-            # Equal scopes may still be wider: a user can grant some of them first and all of them later. A
-            # strict subset may be an older grant, which was being renewed when the newer one was stored.
-            if set(grant.scopes) < set(access.scopes):
-                return None
             await self.forget(context, server, token)
         return await self.get(context, server)
 
@@ -312,9 +308,7 @@ class Tokens:
         assert self._secret_store is not None, "the grant was stored"
         while not await self._secret_store.replace(user_key, server.key, stored, _text_of(grant)):
             newer = await self._stored(user_key, server)
-            found = msgspec.json.decode(newer, type=_Grant) if newer is not None else None
-            # one without a refresh token gives way: a renewal was under way when the user consented
-            if newer is None or found is None or (found.consent != grant.consent and found.refresh_token):
+            if newer is None or msgspec.json.decode(newer, type=_Grant).consent != grant.consent:
                 return False
             stored = newer
         return True

@@ -18,7 +18,7 @@ _CLASSES: dict[type[a2a.A2AError], tuple[str, ...]] = {
     # what is another user's is reported as if it did not exist
     a2a.TaskNotFoundError: ("not_found", "not_owner"),
     a2a.UnsupportedOperationError: ("already_decided", "approval_expired", "request_canceled"),
-    a2a.InternalError: ("corrupt_state",),
+    a2a.InternalError: ("corrupt_state", "internal_error"),
 }
 _NOT_FOUND = "There is no such task, context or path. Check the id; it may have been deleted or have expired."
 #: HTTP status → google.rpc.Code

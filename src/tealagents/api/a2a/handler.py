@@ -29,7 +29,7 @@ def _answers(work: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
 
     async def operation(self: "Handler", params: Any, context: ServerCallContext) -> Any:
         call: AdmittedCall = context.state["call"]
-        with call.refusing():
+        with call.refusing(own=errors.A2AError):
             if "id" in params.DESCRIPTOR.fields_by_name and not params.id:  # the SDK would look into data
                 raise InvalidRequest("id", "is required")
             if (answer := await work(self, params, call)) is not None:

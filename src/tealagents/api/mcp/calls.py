@@ -17,7 +17,7 @@ from tealagents.api import gate, questions, requests, sse
 from tealagents.api.exchange import RequestView
 from tealagents.api.mcp import documents, tools
 from tealagents.api.open_calls import OpenCalls, awaited, unless_decided
-from tealagents.domain.errors import InvalidRequest, NotFound, TealError
+from tealagents.domain.errors import InvalidRequest, NotFound
 from tealagents.domain.models import Approval, Json
 from tealagents.engine.approvals import Command
 
@@ -37,9 +37,8 @@ async def answer(calls: OpenCalls, context: Context, params: types.CallToolReque
         raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name[:100]}")
     try:
         return await _Call(calls, context, params).result()
-    except TealError as error:
-        calls.exchange.refused(error)
-        return documents.of_error(error)
+    except Exception as error:  # noqa: BLE001 — logged; the SDK would show its text
+        return documents.of_error(calls.exchange.refused(error))
 
 
 class _Call:
