@@ -21,7 +21,6 @@ from talk import (
     connections,
     in_service,
     items,
-    left_to_collector,
     numbers,
     request,
     send,
@@ -50,7 +49,6 @@ rules:
   - {when: begin and hang, reply: {pieces: [one, ' two', {text: ' three', delay_ms: 600000}]}}
   - {when: hang, reply: {text: never, headers_delay_ms: 600000}}
   - {when: refuse, reply: {error: {status: 400, message: not that}}}
-  - {when: break, reply: {text: one two three, fault: {kind: cut, after_pieces: 2}}}
   - when: {text: say and call, tool_result: false}
     reply:
       text: Let me see.
@@ -202,30 +200,6 @@ def test_an_open_stream_keeps_nothing_of_the_call_that_it_answers(ada: httpx.Cli
         lines = response.iter_lines()
         assert any(line.startswith("event: partial-response") for line in lines)
         assert calls() <= others
-
-
-@pytest.mark.parametrize("path", ["", "/sse"])
-@pytest.mark.parametrize("words", ["refuse", "break", call("Work-slip")])
-def test_what_failed_is_not_left_to_the_garbage_collector(ada: httpx.Client, words: str, path: str) -> None:
-    """The message would stay for hundreds of requests, with all that was said."""
-    for first in (True, False):  # what is made once is made
-        with left_to_collector() as own:
-            ada.post(path, json=text(words))
-            ada.get("/health").raise_for_status()
-            assert first or own() == set()
-
-
-def test_what_a_client_has_left_is_not_left_to_the_garbage_collector(service: ServiceThread) -> None:
-    """Neither the stream that it read, nor the request, once that has ended."""
-    for first in (True, False):
-        with left_to_collector() as own, service.client() as ada, service.client() as other:
-            with ada.stream("POST", "/sse", json=text("begin and hang")) as response:
-                head = next(line for line in response.iter_lines() if line.startswith("data: "))
-            request_id = json.loads(head.removeprefix("data: "))["request_id"]
-            other.post(f"/requests/{request_id}/cancel").raise_for_status()
-            until(lambda: not service.app.exchange.service.followers.count)
-            other.get("/health").raise_for_status()
-            assert first or own() == set()
 
 
 def test_comments_keep_a_silent_stream_alive() -> None:
