@@ -1,8 +1,7 @@
 """Query parameters, and the pages of lists that they select."""
 
 import re
-from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -13,6 +12,9 @@ from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Json
 from tealagents.state.history import PAGE_BYTES
 
+#: the documents of a list from the one with this id on, or from an earlier one; oldest first if that is true,
+#: else newest first
+Listed = Callable[[str | None, bool], AsyncGenerator[Json]]
 _INTEGER = re.compile(r"-?\d{1,15}", re.ASCII)
 
 
@@ -31,59 +33,53 @@ def flag(request: Request, name: str) -> bool:
     return given == "true"
 
 
-async def window(request: Request, newest_first: AsyncGenerator[Json]) -> tuple[list[Json], bool]:
+async def window(request: Request, listed: Listed) -> tuple[list[Json], bool]:
     """The documents of a list that `limit`, `after` and `order` ask for; and whether more follow.
 
-    Newest first, unless `order` is `asc`, for which everything newer is read as well. Only the page is held
-    in memory; if its documents are large, it ends before `limit`, at `PAGE_BYTES`. `NotFound` if no document
-    has the id `after`.
+    Newest first, unless `order` is `asc`. If documents are large, the page ends before `limit`, at
+    `PAGE_BYTES`. `NotFound` if no document has the id `after`.
     """
     limit = number(request, "limit", 20, lowest=1, highest=100)
     after, order = once(request, "after"), once(request, "order") or "desc"
     if order not in ("asc", "desc"):
         raise InvalidRequest("order", "must be asc or desc")
-    oldest_first, met, more = order == "asc", after is None, False
-    found, sizes = deque[Json](), deque[int]()
-    drop = deque.popleft if oldest_first else deque.pop
-    async with aclosing(newest_first):
-        async for each in newest_first:
-            if each["id"] == after:
-                met = True
-                if oldest_first:
-                    break
-            elif oldest_first or met:
+    met, size, found = after is None, 0, list[Json]()
+    async with aclosing(listed(after, order == "asc")) as documents:
+        async for each in documents:
+            if met:
+                size += len(msgspec.json.encode(each))
+                if len(found) == limit or (found and size > PAGE_BYTES):
+                    return found, True
                 found.append(each)
-                sizes.append(len(msgspec.json.encode(each)))
-                while len(found) > limit or (len(found) > 1 and sum(sizes) > PAGE_BYTES):
-                    more = True
-                    drop(found)
-                    drop(sizes)
-                if more and not oldest_first:
-                    break
+            met = met or each["id"] == after
     if not met:
         raise unknown("item", after or "")
-    return list(reversed(found) if oldest_first else found), more
+    return found, False
 
 
-async def newest(count: int, newest_first: AsyncGenerator[Json]) -> list[Json]:
-    """The first documents of a list that has so many."""
-    async with aclosing(newest_first):
+async def newest(count: int, listed: Listed) -> list[Json]:
+    """The newest documents of a list that has so many, newest first."""
+    async with aclosing(listed(None, False)) as newest_first:
         return [await anext(newest_first) for _ in range(count)]
 
 
-async def named(name: str, newest_first: AsyncGenerator[Json]) -> Json:
+async def named(name: str, listed: Listed) -> Json:
     """The document of a list that has this id. `NotFound`."""
-    async with aclosing(newest_first):
+    async with aclosing(listed(name, False)) as newest_first:
         async for each in newest_first:
             if each["id"] == name:
                 return each
     raise unknown("item", name)
 
 
-async def backwards(items: Sequence[Json]) -> AsyncGenerator[Json]:
-    """A list that is there already, newest first, for `window`."""
-    for each in reversed(items):
-        yield each
+def backwards(items: Sequence[Json]) -> Listed:
+    """A list that is there already, and begins with the oldest, for `window`."""
+
+    async def listed(_: str | None, oldest_first: bool) -> AsyncGenerator[Json]:
+        for each in items if oldest_first else reversed(items):
+            yield each
+
+    return listed
 
 
 def number(request: Request, name: str, default: int, *, lowest: int, highest: int) -> int:

@@ -1,17 +1,17 @@
 """The messages of a task, for pages that show a conversation as it stands, or as a stretch finds it."""
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from heapq import merge
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.api import requests, stretches
+from tealagents.api import names, query, requests, stretches
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.stretches import Stretch
-from tealagents.domain import paths
+from tealagents.domain import ids, paths
 from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.models import (
     Approval,
@@ -138,23 +138,80 @@ def _outputs(decided: Approval) -> list[Message]:
     return [message for message in said if message.tool_call_id in ran]
 
 
-async def parts(
-    exchange: Exchange, caller: Caller, partition: str, head: Head
-) -> AsyncGenerator[Round | Stretch]:
-    """A task on its current path, newest first, and before that what runs or waits: requests that only spoke,
-    to the end of their answers, as rounds, the others as their stretches.
+def items(
+    exchange: Exchange,
+    caller: Caller,
+    partition: str,
+    head: Head,
+    shown: Callable[[Round | Stretch], Awaitable[Sequence[Json]]],
+) -> query.Listed:
+    """A task on its current path, and what runs or waits, as the items that `shown` makes of each part.
+
+    A list that begins with the request of an item does not read what lies before it.
     """
-    if (occupant := head.occupant) is not None:
-        for stretch in await _stretches(exchange, caller, partition, occupant.request_id):
-            yield stretch
-    async with aclosing(exchange.history.rounds(partition, head.task_id, head.path)) as rounds:
-        async for each in rounds:
+
+    async def listed(item: str | None, oldest_first: bool) -> AsyncGenerator[Json]:
+        at = await _request_of(exchange, partition, head, item) if item is not None else None
+        async with aclosing(_parts(exchange, caller, partition, head, at, oldest_first)) as parts:
+            async for part in parts:
+                found = await shown(part)
+                for each in found if oldest_first else reversed(found):
+                    yield each
+
+    return listed
+
+
+async def _parts(
+    exchange: Exchange,
+    caller: Caller,
+    partition: str,
+    head: Head,
+    at: RequestRecord | None,
+    oldest_first: bool,
+) -> AsyncGenerator[Round | Stretch]:
+    """The parts of a task: requests that only spoke, to the end of their answers, as rounds, the others as
+    their stretches. They begin with the request `at`, if that is among them.
+    """
+    path, occupant = head.path, head.occupant.request_id if head.occupant else None
+    if at is not None and at.request_id == occupant:
+        path = () if oldest_first else path
+    elif at is not None and paths.holds(path, at.first_seq):
+        older, _ = paths.split(path, at.last_seq)
+        _, newer = paths.split(path, at.first_seq - 1)
+        path, occupant = (newer, occupant) if oldest_first else (older, None)
+
+    async def cut(request_id: str | None) -> Sequence[Stretch]:
+        found = await _stretches(exchange, caller, partition, request_id) if request_id is not None else []
+        return found[::-1] if oldest_first else found
+
+    for stretch in await cut(None if oldest_first else occupant):
+        yield stretch
+    history = exchange.history
+    rounds = history.rounds_forwards if oldest_first else history.rounds
+    async with aclosing(rounds(partition, head.task_id, path)) as completed:
+        async for each in completed:
             did = any(message.tool_calls or message.role == "tool" for message in each.messages)
             if each.messages and each.finish_reason is None and not did:
                 yield each
                 continue
-            for stretch in await _stretches(exchange, caller, partition, each.request_id):
+            for stretch in await cut(each.request_id):
                 yield stretch
+    for stretch in await cut(occupant if oldest_first else None):
+        yield stretch
+
+
+async def _request_of(exchange: Exchange, partition: str, head: Head, item: str) -> RequestRecord | None:
+    """The request of this task that an item's id shows: its own, that of the message, or of the pause."""
+    name, _ = names.parsed(item, "msg", "mcp", "mcpr", "mcpa", "fc", "fco")
+    if name is None:
+        return None
+    if names.is_message(item):
+        name = ids.whole_of(head.owner.key, name)
+    elif not names.is_of_answer(item):
+        pause = await requests.find_pause(exchange, partition, name)
+        name = pause.request_id if pause is not None else name
+    found = await exchange.records.get(partition, keys.request(name), RequestRecord)
+    return found.value if found is not None and found.value.task_id == head.task_id else None
 
 
 async def _stretches(exchange: Exchange, caller: Caller, partition: str, request_id: str) -> list[Stretch]:

@@ -237,7 +237,7 @@ class _Fork(Struct, frozen=True):
         for message in messages:
             copied = replace(
                 message,
-                message_id=ids.random_id(),
+                message_id=ids.part_of(new_id),
                 request_id=new_id,
                 origin=Origin(source.task_id, message.message_id),
             )

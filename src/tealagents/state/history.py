@@ -131,13 +131,20 @@ class History:
                 elif isinstance(body, MessageBody):
                     messages.append(body.message)
                 if end is not None and logged.seq == end.first_seq:
-                    yield Round(
-                        request_id=end.request_id,
-                        first_seq=end.first_seq,
-                        messages=tuple(in_call_order(messages[::-1])),
-                        finish_reason=end.finish_reason,
-                    )
+                    yield _round(end, messages[::-1])
                     end, messages = None, []
+
+    async def rounds_forwards(self, partition: str, task_id: str, path: Path) -> AsyncGenerator[Round]:
+        """As `rounds`, oldest first. The entries of requests that did not complete are read as well."""
+        messages: list[tuple[int, Message]] = []
+        async for logged in self.forwards(partition, task_id, path):
+            body = logged.body
+            if isinstance(body, MessageBody):
+                messages.append((logged.seq, body.message))
+            elif isinstance(body, RequestEnd):
+                if body.status == "Completed":
+                    yield _round(body, [message for seq, message in messages if seq >= body.first_seq])
+                messages = []
 
     async def messages(
         self, partition: str, task_id: str, path: Path, *, after: int = 0, limit: int
@@ -315,6 +322,15 @@ class _Reader:
 
     async def _damaged(self, damage: CorruptState) -> TealError:
         return await self._records.unless_deleted(self._partition, self._task_id, damage)
+
+
+def _round(end: RequestEnd, messages: Sequence[Message]) -> Round:
+    return Round(
+        request_id=end.request_id,
+        first_seq=end.first_seq,
+        messages=tuple(in_call_order(messages)),
+        finish_reason=end.finish_reason,
+    )
 
 
 def _holding(log_records: Sequence[LogRecord], seq: int) -> LogRecord | None:

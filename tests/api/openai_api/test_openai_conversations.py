@@ -18,6 +18,7 @@ from threads_setup import CountedStore
 
 from tealagents.api import query
 from tealagents.api.exchange import Exchange
+from tealagents.state.history import PAGE
 from tealagents.testing.service import ServiceThread
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
@@ -235,6 +236,77 @@ def test_the_newest_items_are_read_without_the_others(
     first = read()
     assert first[0] > 0
     assert [read(), read()] == [first, first]
+
+
+def test_a_page_behind_any_item_is_read_without_the_rest(
+    service: ServiceThread, ada: OpenAI, wire: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever kind of item its id is of, in either order, and in a branch as well."""
+    made = ada.conversations.create()
+    function: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
+    words = (call("Work-note", file=str(file), line="1"), call("Work-write", file=str(file), line="2"))
+    for text in (*words, "call weather {}"):
+        asked = ada.responses.create(model="Tester", input=text, conversation=made.id, tools=[function])
+        answer: Any = None
+        if (item := asked.output[-1]).type == "mcp_approval_request":
+            answer = {"type": "mcp_approval_response", "approval_request_id": item.id, "approve": True}
+        elif item.type == "function_call":
+            answer = {"type": "function_call_output", "call_id": item.call_id, "output": "sunny"}
+        if answer is not None:
+            ada.responses.create(model="Tester", input=[answer], conversation=made.id, tools=[function])
+    kinds = [item.to_dict() for item in ada.conversations.items.list(made.id, order="asc")]
+    assert {item["type"] for item in kinds} == {
+        *("message", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
+        *("function_call", "function_call_output"),
+    }
+    rest = 3 * PAGE
+    for _ in range(rest):
+        ada.conversations.items.create(made.id, items=[{"role": "user", "content": "hi"}])
+    last = ada.responses.create(model="Tester", input="hello", conversation=made.id)
+    ada.conversations.items.create(made.id, items=[{"role": "user", "content": "hi"}])
+    branch = ada.responses.create(model="Tester", input="hello", previous_response_id=last.id).conversation
+    assert branch is not None
+    ada.responses.create(model="Tester", input=words[1], conversation=made.id)  # waits for approval
+    records = service.app.exchange.service.records
+    store = CountedStore(records.store)
+    monkeypatch.setattr(records, "store", store)
+
+    def read(path: str, **query: Any) -> Any:
+        store.log_batches = 0
+        found = wire.get(path, params=query).json()
+        assert store.log_batches < rest
+        return found
+
+    for conversation in (made.id, branch.id):
+        items = [
+            item.to_dict() for item in ada.conversations.items.list(conversation, order="asc", limit=100)
+        ]
+        path = f"/conversations/{conversation}/items"
+        assert read(path, order="asc", limit=1)["data"] == items[:1]
+        for place in (*range(len(kinds)), rest // 2, *range(rest, len(items))):
+            after = items[place]["id"]
+            assert read(f"{path}/{after}") == items[place]
+            assert read(path, order="asc", limit=1, after=after)["data"] == items[place + 1 : place + 2]
+            assert read(path, limit=1, after=after)["data"] == items[:place][-1:]
+
+
+def test_what_was_rolled_back_is_no_place_to_continue_from(service: ServiceThread, ada: OpenAI) -> None:
+    """Nor are items of another conversation."""
+    made, other = ada.conversations.create(), ada.conversations.create()
+    first = ada.responses.create(model="Tester", input="one", conversation=made.id)
+    ada.responses.create(model="Tester", input="two", conversation=made.id)
+    ada.responses.create(model="Tester", input="three", conversation=other.id)
+    gone = [*list(ada.conversations.items.list(made.id))[:2], *ada.conversations.items.list(other.id)]
+    task = made.id.removeprefix("conv_")
+    back = {"checkpoint_id": first.id.split("_")[1]}
+    with service.client("ada") as http:
+        assert http.post(f"/tasks/{task}/rollback", json=back).status_code == 200
+    for item in gone:
+        with pytest.raises(openai.NotFoundError):
+            ada.conversations.items.retrieve(str(item.id), conversation_id=made.id)
+        for order in ("asc", "desc"):
+            with pytest.raises(openai.NotFoundError):
+                ada.conversations.items.list(made.id, order=order, after=str(item.id))
 
 
 def test_items_are_added_where_nothing_waits(ada: OpenAI, file: Path) -> None:

@@ -1,7 +1,6 @@
 """Conversations: tasks, and what was said and done in them as items."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,6 +12,7 @@ from tealagents.api.names import made
 from tealagents.api.openai import documents, inputs, responses
 from tealagents.api.stretches import Stretch
 from tealagents.domain.models import Caller, Head, Json
+from tealagents.state.history import Round
 
 
 @bodies.fields_as(earlier="items")
@@ -62,16 +62,16 @@ async def add_items(exchange: Exchange, caller: Caller, request: Request, conver
     return json_response(documents.listed(added[::-1]))
 
 
-async def _items(exchange: Exchange, caller: Caller, partition: str, head: Head) -> AsyncGenerator[Json]:
-    """What a conversation holds, newest first: the input and the output of all its responses."""
-    async with aclosing(transcripts.parts(exchange, caller, partition, head)) as parts:
-        async for part in parts:
-            if isinstance(part, Stretch):
-                output = (await responses.document(exchange, part))["output"]
-                items = [*await responses.inputs_of(exchange, part), *output]
-            else:
-                items = list(map(documents.said, part.messages))
-                if [message.role for message in part.messages] == ["user", "assistant"]:
-                    items[1]["id"] = made("msg", part.request_id, 1, 0)
-            for item in reversed(items):
-                yield item
+def _items(exchange: Exchange, caller: Caller, partition: str, head: Head) -> query.Listed:
+    return transcripts.items(exchange, caller, partition, head, partial(_shown, exchange))
+
+
+async def _shown(exchange: Exchange, part: Round | Stretch) -> list[Json]:
+    """The items of a part of a conversation: the input and the output of a response."""
+    if isinstance(part, Stretch):
+        output = (await responses.document(exchange, part))["output"]
+        return [*await responses.inputs_of(exchange, part), *output]
+    items = list(map(documents.said, part.messages))
+    if [message.role for message in part.messages] == ["user", "assistant"]:
+        items[1]["id"] = made("msg", part.request_id, 1, 0)
+    return items

@@ -1,6 +1,6 @@
 """What is said of responses, items and conversations, as plain JSON. Nothing is validated again."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 from starlette.requests import Request
 
@@ -132,7 +132,7 @@ def listed(items: Sequence[Json], *, has_more: bool = False) -> Json:
     return {"object": "list", "data": list(items), "first_id": first, "last_id": last, "has_more": has_more}
 
 
-async def page(newest_first: AsyncGenerator[Json], request: Request) -> Json:
+async def page(items: query.Listed, request: Request) -> Json:
     """The part of a list that the query asks for."""
-    items, more = await query.window(request, newest_first)
-    return listed(items, has_more=more)
+    found, more = await query.window(request, items)
+    return listed(found, has_more=more)
