@@ -9,7 +9,7 @@ from math import ceil
 
 from msgspec import Struct
 
-from benchmarks.operations import Asked, count
+from benchmarks.operations import Asked, count, count_protocols
 from tealagents.state.tasks import TaskRules
 
 
@@ -178,7 +178,8 @@ def shown(value: float) -> str:
 
 
 def main() -> None:
-    print(operations_table(asyncio.run(count())), costs_table(), sep="\n\n")
+    asked = [operations_table(asyncio.run(counting())) for counting in (count, count_protocols)]
+    print(*asked, costs_table(), sep="\n\n")
     for name, cost in COSTS.items():
         print(f"\n{name}\n\n{sizes_table(cost, Assumed())}")
 

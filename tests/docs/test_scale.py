@@ -42,6 +42,11 @@ async def test_what_the_page_says_is_asked() -> None:
     assert await operations.count() == stated()
 
 
+async def test_what_the_page_says_of_each_protocol() -> None:
+    """The turns of some ask for more than those of others."""
+    assert sizing.operations_table(await operations.count_protocols()) in PAGE
+
+
 async def test_what_an_idle_process_asks(tmp_path: Path) -> None:
     """In a minute: its lease is renewed twelve times, and pending deletions are looked for four times."""
     clock = FakeClock()

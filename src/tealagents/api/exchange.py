@@ -9,11 +9,11 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, suppress
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from msgspec import Struct
@@ -29,6 +29,7 @@ from tealagents.api.settings import ApiSettings
 from tealagents.domain.errors import (
     Draining,
     InvalidRequest,
+    NotFound,
     PersistenceUnavailable,
     TealError,
     TooLarge,
@@ -59,10 +60,11 @@ from tealagents.state.history import History
 from tealagents.state.importing import TaskImporter
 from tealagents.state.new_message import Earlier, Key, NewMessage
 from tealagents.state.owner_directory import Kind, anothers
-from tealagents.state.records import RecordStore
+from tealagents.state.records import RecordStore, Stored
 from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
+R = TypeVar("R")
 
 #: tasks of one user that are copied at the same time
 COPIES = 2
@@ -368,16 +370,32 @@ class Exchange:
 
     async def task(self, caller: Caller, task_id: str) -> tuple[str, Head]:
         """A task that the caller may change, as its partition and its head. `NotFound`, `NotOwner`."""
-        partition = await self.locate(caller, keys.task, task_id)
-        return partition, (await self.tasks.head(partition, task_id)).value
+        return await self._found(caller, keys.task, task_id, self.tasks.head)
 
     async def request(self, caller: Caller, request_id: str) -> RequestView:
         """A request that the caller may read. `NotFound`, `NotOwner`."""
-        partition = await self.locate(caller, keys.request, request_id, reading=True)
-        record = (await self.tasks.request(partition, request_id)).value
+        read = self.tasks.request
+        partition, record = await self._found(caller, keys.request, request_id, read, reading=True)
         if record.pause is not None:
             record = replace(record, pause=record.pause.shown_to(caller.user))
         return RequestView(record=record, partition=partition, caller=caller, own=True)
+
+    async def _found(
+        self,
+        caller: Caller,
+        kind: Kind,
+        identifier: str,
+        read: Callable[[str, str], Awaitable[Stored[R]]],
+        *,
+        reading: bool = False,
+    ) -> tuple[str, R]:
+        """What `read` finds in the partition that `locate` gives. The caller's own is read only once."""
+        self.agent.observer.named(**{f"{kind.__name__}_id": identifier})
+        own = self.partition(caller)
+        with suppress(NotFound):
+            return own, (await read(own, identifier)).value
+        partition = await self.locate(caller, kind, identifier, reading=reading)
+        return partition, (await read(partition, identifier)).value
 
     def replay(self, view: RequestView, *, after: int) -> RequestView | None:
         """The request after an event; None if nothing follows. `NotFound` if the events are gone."""

@@ -205,7 +205,7 @@ async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
         raise _expired(task_id)
     with suppress(NotFound):
         if shared:  # another user can have the same
-            await exchange.locate(caller, keys.task, task_id)
+            await tasks.directory.foreign(caller, keys.task, task_id)
     return found
 
 
