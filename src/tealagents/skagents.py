@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import BaseModel, RootModel
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
-from pydantic.json_schema import JsonSchemaMode
 
 from tealagents import telemetry
 from tealagents.api.bearer import Bearer
@@ -152,7 +151,6 @@ def _output_of(config: EarlierConfig, module: ModuleType | None) -> type[BaseMod
         return None
     wanted = _named(config.output_type, config, module)
     format_of(wanted)
-    _schema_of(wanted, "output_type", "serialization")  # for the OpenAPI document
     return wanted
 
 
@@ -206,10 +204,10 @@ def format_of(kind: type[BaseModel]) -> ResponseFormat:
     return ResponseFormat(name=name, schema=closed if strict else schema, strict=strict)
 
 
-def _schema_of(kind: type[BaseModel], key: str, mode: JsonSchemaMode = "validation") -> Json:
+def _schema_of(kind: type[BaseModel], key: str) -> Json:
     """The JSON schema of a type that `key` names. `ToolsetError` where it has none."""
     try:
-        schema = kind.model_json_schema(mode=mode)
+        schema = kind.model_json_schema()
     except (PydanticInvalidForJsonSchema, PydanticUserError) as error:
         reason = str(error).partition("\n")[0]
         raise ToolsetError(f"the {key} {kind.__name__} has no JSON schema: {reason}") from error

@@ -12,7 +12,16 @@ import pytest
 from earlier_agents import IMAGE, PIXEL
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import AnyUrl, BaseModel, ConfigDict, Field, RootModel, field_serializer
+from pydantic import (
+    AnyUrl,
+    BaseModel,
+    ConfigDict,
+    Field,
+    RootModel,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    model_serializer,
+)
 from pydantic.alias_generators import to_camel
 
 from tealagents.api.skagents import inputs, openapi
@@ -434,6 +443,30 @@ MAP = {
 def test_named_tuples_and_root_models_have_their_fields(template: str, text: str) -> None:
     """A template reads what Python would, also where the JSON is a list without names."""
     assert Instructions(template).render(inputs.read(Map, MAP, 2).values) == text
+
+
+class Counted(RootModel[dict[str, int]]):
+    @model_serializer(mode="wrap")
+    def written(self, write: SerializerFunctionWrapHandler) -> Any:
+        return {**write(self), "total": sum(self.root.values())}
+
+
+class Sorted(RootModel[dict[str, Note]]):
+    @model_serializer(mode="wrap")
+    def written(self, write: SerializerFunctionWrapHandler) -> Any:
+        return dict(sorted(write(self).items()))
+
+
+class Rewritten(BaseModel):
+    counted: Counted
+    sorted: Sorted
+
+
+def test_a_root_that_a_serializer_writes_otherwise_is_its_json() -> None:
+    """An item by its place would be another one."""
+    given = {"counted": {"a": 1}, "sorted": {"b": {"text": "B"}, "a": {"text": "A"}}}
+    template = "{{ counted.root.total }} {{ sorted.a.text }}{{ sorted.a.label }}"
+    assert Instructions(template).render(inputs.read(Rewritten, given, 2).values) == "1 A"
 
 
 @pytest.mark.parametrize(

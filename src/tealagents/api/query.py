@@ -43,18 +43,26 @@ async def window(request: Request, listed: Listed) -> tuple[list[Json], bool]:
     after, order = once(request, "after"), once(request, "order") or "desc"
     if order not in ("asc", "desc"):
         raise InvalidRequest("order", "must be asc or desc")
+    for start in dict.fromkeys((after, None)):  # an item of an imported task may have an id that misleads
+        async with aclosing(listed(start, order == "asc")) as documents:
+            if (page := await _page(documents, after, limit)) is not None:
+                return page
+    raise unknown("item", after or "")
+
+
+async def _page(
+    documents: AsyncGenerator[Json], after: str | None, limit: int
+) -> tuple[list[Json], bool] | None:
+    """The documents behind `after`, and whether more follow; None if it is not among them."""
     met, size, found = after is None, 0, list[Json]()
-    async with aclosing(listed(after, order == "asc")) as documents:
-        async for each in documents:
-            if met:
-                size += len(msgspec.json.encode(each))
-                if len(found) == limit or (found and size > PAGE_BYTES):
-                    return found, True
-                found.append(each)
-            met = met or each["id"] == after
-    if not met:
-        raise unknown("item", after or "")
-    return found, False
+    async for each in documents:
+        if met:
+            size += len(msgspec.json.encode(each))
+            if len(found) == limit or (found and size > PAGE_BYTES):
+                return found, True
+            found.append(each)
+        met = met or each["id"] == after
+    return (found, False) if met else None
 
 
 async def newest(count: int, listed: Listed) -> list[Json]:
@@ -65,10 +73,11 @@ async def newest(count: int, listed: Listed) -> list[Json]:
 
 async def named(name: str, listed: Listed) -> Json:
     """The document of a list that has this id. `NotFound`."""
-    async with aclosing(listed(name, False)) as newest_first:
-        async for each in newest_first:
-            if each["id"] == name:
-                return each
+    for start in (name, None):
+        async with aclosing(listed(start, False)) as newest_first:
+            async for each in newest_first:
+                if each["id"] == name:
+                    return each
     raise unknown("item", name)
 
 

@@ -196,6 +196,7 @@ async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
         task_id, shared = ids.canonical(name, "name"), True
     except InvalidRequest:
         task_id, shared = ids.named_id(caller.user.key, name), False
+    exchange.agent.observer.named(task_id=task_id)
     tasks, partition = exchange.tasks, exchange.partition(caller)
     found = Named(exchange, caller, task_id, partition)
     with suppress(NotFound):

@@ -329,3 +329,27 @@ def test_a_remote_thread_takes_no_items_once_it_has_begun() -> None:
         assert "Ada" in asked.output_text
         with pytest.raises(openai.BadRequestError):
             ada.conversations.items.create(made.id, items=[{"role": "user", "content": "My cat is Tom."}])
+
+
+def test_an_item_of_an_import_is_found_whatever_request_its_id_leads_to(
+    ada: OpenAI, service: ServiceThread
+) -> None:
+    """The ids of imported messages are those of the document, which may be made up."""
+    made = ada.conversations.create()
+    for text in ("one", "two"):
+        ada.responses.create(model="Tester", input=text, conversation=made.id)
+    task = made.id.removeprefix("conv_")
+    with service.client() as native:
+        document = native.get(f"/tasks/{task}/export").raise_for_status().json()
+        first, *_, last = native.get(f"/tasks/{task}/messages").raise_for_status().json()["items"]
+    assert first["request_id"] != last["request_id"]
+    misleading = first["message_id"][:13] + last["request_id"][13:]
+    text = json.dumps(document).replace(first["message_id"], misleading)
+    with service.client() as native:
+        native.delete(f"/tasks/{task}").raise_for_status()
+        native.post("/tasks/import", json=json.loads(text)).raise_for_status()
+    listed = list(ada.conversations.items.list(made.id, order="asc"))
+    assert listed[0].id == f"msg_{misleading}"
+    behind = ada.conversations.items.list(made.id, order="asc", after=listed[0].id)
+    assert [item.id for item in behind] == [item.id for item in listed[1:]]
+    assert ada.conversations.items.retrieve(listed[0].id, conversation_id=made.id).id == listed[0].id

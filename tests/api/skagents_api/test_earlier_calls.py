@@ -483,6 +483,36 @@ def test_typed_answers_are_what_the_document_says(tmp_path: Path) -> None:
     assert list(asked["properties"]) == ["fullName", "pages"]
 
 
+UNANNOTATED = """
+from typing import Annotated
+
+from pydantic import BaseModel, PlainSerializer, PlainValidator
+
+
+class Money:
+    def __init__(self, amount):
+        self.amount = amount
+
+
+class Answered(BaseModel):
+    price: Annotated[
+        Money,
+        PlainValidator(Money, json_schema_input_type=str),
+        PlainSerializer(lambda money: money.amount),
+    ]
+"""
+
+
+def test_an_output_whose_serializer_has_no_annotation_is_described_as_it_is_asked_for(tmp_path: Path) -> None:
+    """Nothing else says what it writes."""
+    file = write(tmp_path, CHAT.replace("spec:", "output_type: Answered\nspec:"), custom_types=UNANNOTATED)
+    with served(file, {"rules": [{"reply": '{"price": "5"}'}]}) as (service, _):
+        answer = post(service, {"chat_history": HISTORY}).json()["output_pydantic"]
+        document = httpx.get(service.url + "/openapi.json").json()
+    assert answer == {"price": "5"}
+    assert document["components"]["schemas"]["Answered"]["properties"]["price"]["type"] == "string"
+
+
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [

@@ -96,6 +96,8 @@ def test_extra_data_is_text(tmp_path: Path) -> None:
         ('"k", [Weather(city="Oslo", caller="Ada"), {1}]', ("k", '[{"city":"Oslo","caller":"Ada"},[1]]')),
         ('"k", {"kind": type("Odd", (), {"__str__": lambda self: "odd"})()}', ("k", '{"kind":"odd"}')),
         ('7, "text"', ("7", "text")),
+        ('"k", {("Oslo", 1): True}', ("k", "{('Oslo', 1): True}")),
+        ('"k", {None: chr(0xD800)}', ("k", "{None: '\\ud800'}")),
     ],
 )
 def test_extra_data_of_any_type_fails_no_tool(tmp_path: Path, added: str, item: tuple[str, str]) -> None:

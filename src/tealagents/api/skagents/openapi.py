@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from tealagents.domain.models import Json
 
@@ -61,17 +62,26 @@ def document(
 def _schemas(input_type: type[BaseModel], output_type: type[BaseModel] | None) -> tuple[Json, Json, Json]:
     """The schemas of the input and the output, and the components that they refer to, by name. They are made
     together, so that different types with the same name get different components."""
-    references, made = models_json_schema(
-        [(input_type, _INPUT), *([(output_type, _OUTPUT)] if output_type is not None else ())],
-        ref_template=_REF,
-    )
-    typed = references[output_type, _OUTPUT] if output_type is not None else {"type": "null"}
+    kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [(input_type, _INPUT)]
+    if output_type is not None:
+        kinds.append((output_type, _mode_of(output_type)))
+    references, made = models_json_schema(kinds, ref_template=_REF)
+    typed = references[kinds[1]] if output_type is not None else {"type": "null"}
     components: Json = made.get("$defs", {})
     # a type of both gets two components if they differ; that of the input keeps the type's name
     names = {name: name.removesuffix("-Input") for name in components}
     refs = {_REF.format(model=name): _REF.format(model=kept) for name, kept in names.items()}
     renamed = {names[name]: _renamed(each, refs) for name, each in components.items()}
     return _renamed(references[input_type, _INPUT], refs), typed, renamed
+
+
+def _mode_of(output_type: type[BaseModel]) -> JsonSchemaMode:
+    """How an output is described: as it is written, unless a serializer does not say what it writes."""
+    try:
+        output_type.model_json_schema(mode=_OUTPUT)
+    except (PydanticInvalidForJsonSchema, PydanticUserError):
+        return _INPUT
+    return _OUTPUT
 
 
 def _renamed(node: Any, refs: Mapping[str, str]) -> Any:

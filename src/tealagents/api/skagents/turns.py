@@ -145,9 +145,18 @@ class StepContext(CallContext):
         self._items = items
 
     def add_extra_data(self, key: str, value: Any) -> None:
-        text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=_to_plain).decode()
         name = key if isinstance(key, str) else str(key)
-        self._items.append({"key": storable(name), "value": storable(text)})
+        self._items.append({"key": storable(name), "value": storable(_text_of(value))})
+
+
+def _text_of(value: Any) -> str:
+    """Extra data as text: JSON, or what Python writes where JSON cannot hold it."""
+    if isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.encode(value, enc_hook=_to_plain).decode()
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
 
 
 class Turns:

@@ -70,7 +70,7 @@ def template_value(value: Any, plain: Any) -> Any:
     if value is None or type(value) in (str, int, float):
         return plain
     if isinstance(value, RootModel):
-        plain = template_value(value.root, plain)
+        plain = _root_value(value, plain)
     elif isinstance(plain, list):
         same_items = isinstance(value, list | tuple | set | frozenset) and len(value) == len(plain)
         plain = list(map(template_value, value, plain)) if same_items else plain
@@ -87,6 +87,13 @@ def template_value(value: Any, plain: Any) -> Any:
     typed = kind(plain)
     typed._of = value
     return typed
+
+
+def _root_value(value: RootModel[Any], plain: Any) -> Any:
+    """The root of a model for templates: a serializer may have put something else into its JSON."""
+    own = to_jsonable_python(value.root, by_alias=False)
+    same = own == plain and not (isinstance(own, dict) and list(own) != list(plain))
+    return template_value(value.root, plain) if same else plain
 
 
 def excluded(kind: type[Any]) -> frozenset[str]:
@@ -107,7 +114,7 @@ def part(typed: Typed, name: str) -> Any:
     if any(isinstance(value, kind) and name in names for kind, names in _PARTS.items()):
         return _plain(getattr(value, name))
     if name == "root" and isinstance(value, RootModel):
-        return template_value(value.root, typed)
+        return _root_value(value, typed)
     names = _names_of_items(value)
     if name in names and isinstance(typed, list) and len(typed) == len(names):
         return typed[names.index(name)]
