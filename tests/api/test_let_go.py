@@ -42,7 +42,10 @@ def test_what_its_client_has_left(service: ServiceThread) -> None:
     for first in (True, False):
         with left_to_collector() as own, service.client() as ada, service.client() as other:
             with ada.stream("POST", "/sse", json=text("begin and hang")) as response:
-                head = next(line for line in response.iter_lines() if line.startswith("data: "))
+                lines = response.iter_lines()
+                head = next(line for line in lines if line.startswith("data: "))
+                # a model call that is cut before its answer has begun is left behind by aiohttp itself
+                assert any(line == "event: partial-response" for line in lines)
             request_id = json.loads(head.removeprefix("data: "))["request_id"]
             other.post(f"/requests/{request_id}/cancel").raise_for_status()
             until(lambda: not service.app.exchange.service.followers.count)
