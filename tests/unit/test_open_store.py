@@ -135,6 +135,29 @@ def test_mistakes(third_party: str, url: str, reported: str) -> None:
     assert "ter2" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("lacking", "remedy"),
+    [("name", "a text"), ("shared", "True or False"), ("durable", "True or False")],
+)
+def test_a_class_without_what_it_has_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str, remedy: str
+) -> None:
+    """It is refused when the store is made, not where the attribute is first read."""
+    values = {"name": "'shelf'", "shared": "False", "durable": "True"}
+    lines = [f"    {each} = {value}" for each, value in values.items() if each != lacking]
+    (tmp_path / f"shelf_without_{lacking}.py").write_text(
+        "from tealagents.stores.base import BaseStore\n"
+        "class Shelf(BaseStore):\n"
+        "    async def read(self, partition, keys): ...\n"
+        "    async def scan(self, partition, prefix, *, after=None, limit=100, reverse=False): ...\n"
+        "    async def commit(self, partition, commit): ...\n" + "\n".join(lines)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"shelf_without_{lacking}:Shelf"
+    with pytest.raises(StoreConfigError, match=f"^The store '{name}' has no {lacking}: set it to {remedy}.$"):
+        plain_store(name)
+
+
 def test_an_option_given_twice() -> None:
     """An option that comes both in the query and as a keyword is refused."""
     with pytest.raises(StoreConfigError, match="watch_seconds is given twice"):

@@ -106,4 +106,14 @@ def plain_store(url: str, *, relative_to: Path = Path(), **options: object) -> B
             f"{location.scheme!r} is not a store: it must extend tealagents.stores.base.BaseStore."
         )
     with STORES.making(location.scheme, found):
-        return found.from_url(location, **options)
+        store = found.from_url(location, **options)
+        for attribute, value in (
+            ("name", "a text"),
+            ("shared", "True or False"),
+            ("durable", "True or False"),
+        ):
+            if not hasattr(store, attribute):
+                raise StoreConfigError(
+                    f"The store {location.scheme!r} has no {attribute}: set it to {value}."
+                )
+        return store
