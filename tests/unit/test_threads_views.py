@@ -584,6 +584,42 @@ async def test_a_reducer_that_is_none_is_named(reducers: Any, why: str) -> None:
         await sent(View(reducers), HELLOS, [said("user", "now")])
 
 
+async def passing(parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+    async for part in parts:
+        yield part
+
+
+def listing(parts: AsyncIterator[Part], upcoming: Upcoming) -> list[Part]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (failing, "RuntimeError: cannot bear 4"),
+        (raising, "RuntimeError: cannot begin"),
+        (texts_only, "TypeError: it yielded str, not a Part"),
+        (
+            without_yield,
+            "TypeError: it must be an async generator of (parts, upcoming), but returned coroutine",
+        ),
+        (listing, "TypeError: it must be an async generator of (parts, upcoming), but returned list"),
+    ],
+)
+async def test_of_several_reducers_the_one_that_failed_is_named(
+    broken: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the request's error and in the log, which also has the traceback. covers: THREAD-8"""
+    with pytest.raises(ViewFailed) as failed:
+        await sent(View([every_other, broken, passing]), HELLOS, [said("user", "now")])
+    names = f"every_other, {broken.__name__}, passing"
+    assert failed.value.detail == f"One of the reducers {names} failed ({broken.__name__}: {why})."
+    (record,) = (each for each in caplog.records if each.name == "tealagents.threads.views")
+    assert record.getMessage() == failed.value.detail
+    assert record.exc_info is not None
+    assert record.exc_info[1] is failed.value.__cause__
+
+
 @pytest.mark.parametrize(
     ("name", "options", "complaint"),
     [

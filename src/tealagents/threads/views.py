@@ -11,8 +11,9 @@ out together with its results, and the system prompt not at all.
 """
 
 import json
+import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from copy import deepcopy
 from datetime import UTC, datetime
 from inspect import iscoroutine
@@ -29,6 +30,8 @@ from tealagents.domain.texts import check_storable, storable
 from tealagents.state.codec import encode_json
 from tealagents.state.history import grouped
 from tealagents.state.task_document import context_problem
+
+log = logging.getLogger(__name__)
 
 #: when a reducer runs: after messages are added, or when they are read for a call of the model
 Trigger = Literal["before_retrieval", "after_message_added"]
@@ -170,12 +173,14 @@ class View:
         """
         reducers = self._adding if upcoming.moment == "after_message_added" else self._adding + self._reading
         source = _Counted(earlier)
-        streams: list[AsyncIterator[Part]] = [source.parts()]
+        streams: list[AsyncGenerator[Part, None]] = [source.parts()]
+        failed = _Failed()
         try:
             with ungrouped():
                 for reducer in reducers:
-                    streams.append(reducer(streams[-1], upcoming))
-                shown = [_checked(part) async for part in streams[-1]]
+                    streams.append(_reduced(reducer, streams[-1], upcoming, failed))
+                shown = [part async for part in streams[-1]]
+            failed.name = ""  # a later reducer may have caught what an earlier one raised
             for report in upcoming.reports:
                 if not isinstance(report, Report):
                     raise TypeError(f"it reported {type(report).__name__}, not a Report")
@@ -184,16 +189,46 @@ class View:
         except BaseException as error:  # a reducer may be third-party code
             if ends_task(error):
                 raise
-            which = "The reducer" if len(self.names) == 1 else "One of the reducers"
-            why = storable(described(error))
-            raise ViewFailed(f"{which} {', '.join(self.names)} failed ({why}).") from error
+            is_only = len(self.names) == 1
+            which = f"{'The reducer' if is_only else 'One of the reducers'} {', '.join(self.names)}"
+            blamed = "" if is_only or not failed.name else f"{failed.name}: "
+            said = f"{which} failed ({storable(blamed + described(error))})."
+            log.error("%s", said, exc_info=error)
+            raise ViewFailed(said) from error
         finally:
             for stream in reversed(streams):
-                if iscoroutine(stream):  # of a reducer without `yield`
-                    stream.close()
-                elif isinstance(stream, AsyncGenerator):
-                    await stream.aclose()
+                await stream.aclose()
         return source.shown(shown)
+
+
+class _Failed(Struct, eq=False):
+    """The reducer that has failed, and what it raised."""
+
+    name: str = ""
+    error: BaseException | None = None
+
+
+async def _reduced(
+    reducer: Reducer, parts: AsyncIterator[Part], upcoming: Upcoming, failed: _Failed
+) -> AsyncGenerator[Part, None]:
+    """The parts that a reducer yields. It is noted as `failed` unless its error comes from one before it."""
+    made: object = None
+    try:
+        made = reducer(parts, upcoming)
+        if not isinstance(made, AsyncIterable):
+            kind = type(made).__name__
+            raise TypeError(f"it must be an async generator of (parts, upcoming), but returned {kind}")
+        async for part in made:
+            yield _checked(part)
+    except BaseException as error:
+        if error is not failed.error:
+            failed.name, failed.error = name_of(reducer), error
+        raise
+    finally:
+        if iscoroutine(made):  # of a reducer without `yield`
+            made.close()
+        elif isinstance(made, AsyncGenerator):
+            await made.aclose()
 
 
 class _Counted:
@@ -204,7 +239,7 @@ class _Counted:
         self._read: list[Part] = []
         self._ended = False
 
-    async def parts(self) -> AsyncIterator[Part]:
+    async def parts(self) -> AsyncGenerator[Part, None]:
         async for part in self._parts:
             self._read.append(part)
             self._ended = part.first
