@@ -38,6 +38,8 @@ class Registry(Struct, frozen=True, kw_only=True):
     extras: Mapping[str, str] = {}
     #: what a class must have
     methods: tuple[str, ...] = ()
+    #: what its objects must have besides
+    attributes: tuple[str, ...] = ()
 
     def known(self) -> list[str]:
         return sorted({*self.built_in, *(point.name for point in entry_points(group=self.group))})
@@ -77,7 +79,10 @@ class Registry(Struct, frozen=True, kw_only=True):
         if lacking:
             raise self.error(f"The {self.word} {name!r} has no {', '.join(lacking)}.")
         with self.making(name, found):
-            return found(self.options(name, found, given), *more)
+            made = found(self.options(name, found, given), *more)
+            if lacking := [each for each in self.attributes if not hasattr(made, each)]:
+                raise self.error(f"The {self.word} {name!r} has no {', '.join(lacking)}.")
+            return made
 
     @contextmanager
     def making(self, name: str, found: Any) -> Iterator[None]:

@@ -111,6 +111,25 @@ def test_an_unknown_name_is_an_error_that_helps(name: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"provider": "parrot"}, "has no name."),
+        ({"name": "polly"}, "has no provider."),
+        ({}, "has no name, provider."),
+    ],
+)
+def test_a_client_without_its_attributes_is_refused(
+    attributes: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it is made, as one without its methods is: otherwise every message failed."""
+    methods = {each: getattr(Parrot, each) for each in MODELS.methods}
+    unnamed = type("Unnamed", (), {**methods, **attributes, "__init__": lambda self, options: None})
+    monkeypatch.setitem(globals(), "Unnamed", unnamed)
+    with pytest.raises(ModelConfigError, match=f"^The model client 'test_llm_open:Unnamed' {said}$"):
+        open_model("test_llm_open:Unnamed", model="macaw")
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"temprature": 1}, "temprature"),

@@ -47,6 +47,7 @@ MODELS = Registry(
         "openai-responses": "tealagents.llm.openai_responses:OpenAIResponses",
     },
     methods=("encode_system", "encode", "encode_tools", "stream", "__aenter__", "__aexit__"),
+    attributes=("name", "provider"),
 )
 
 
