@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 from engine_setup import ADA, Faulty, Function, Process, Scripted, calls, noting, process, says
@@ -160,6 +161,46 @@ async def test_a_model_client_that_yields_what_is_no_event_is_named(event: Model
         assert ended.error.code == "model_error"
         assert ended.error.detail.startswith(f"The model client Scripted is faulty: {why}")
         assert (await here.ask(task_id=ended.task_id)).status == "Completed"
+
+
+class Returning(Scripted):
+    """Its stream is a coroutine."""
+
+    async def stream(self, call: ModelCall) -> Any:  # type: ignore[override]
+        return []
+
+
+class Listing(Scripted):
+    """Its stream is a list."""
+
+    def stream(self, call: ModelCall) -> Any:
+        return []
+
+
+class Single(Scripted):
+    """Yields events one by one."""
+
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Any, None]:
+        yield TextDelta("hello")
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (Returning, "its stream is no async generator, but coroutine"),
+        (Listing, "its stream is no async generator, but list"),
+        (Single, "it yielded TextDelta, not a list"),
+    ],
+)
+async def test_a_model_client_whose_stream_is_of_another_shape_is_named(
+    model: type[Scripted], why: str
+) -> None:
+    """With what is wrong, instead of what the loop made of it."""
+    async with process(None, model()) as here:
+        ended = await here.ask()
+        assert ended.error is not None
+        said = f"The model client {model.__name__} is faulty: {why}. Contact the operator."
+        assert (ended.error.code, ended.error.detail) == ("model_error", said)
 
 
 def test_of_very_many_calls_not_each_is_named() -> None:

@@ -7,9 +7,10 @@ the next one, so that nothing happens that was not written down first.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
+from inspect import iscoroutine
 
 from msgspec import Struct, ValidationError, convert, to_builtins
 from msgspec.structs import replace
@@ -271,7 +272,7 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
         response_ids=state.left,
     )
     try:
-        async with aclosing(model.stream(call)) as batches:
+        async with aclosing(_stream(model, call)) as batches:
             async for batch in batches:
                 begun = bool(reply.text)
                 deltas = reply.take(batch)
@@ -293,7 +294,16 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
 
 
 class _Unusable(Exception):
-    """A model client has yielded what is no event."""
+    """What a model client has returned or yielded cannot be used."""
+
+
+def _stream(model: Model, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
+    stream: object = model.stream(call)
+    if isinstance(stream, AsyncIterable) and hasattr(stream, "aclose"):
+        return stream  # type: ignore[return-value]
+    if iscoroutine(stream):  # of a method without `yield`
+        stream.close()
+    raise _Unusable(f"its stream is no async generator, but {type(stream).__name__}")
 
 
 def _faulty(model: Model, error: BaseException) -> ModelFailed:
@@ -330,6 +340,8 @@ class _Reply(Struct):
     def take(self, batch: Sequence[ModelEvent]) -> list[TextDelta]:
         """Takes a batch of events; returns its text deltas, made storable. `_Unusable` for other objects."""
         deltas: list[TextDelta] = []
+        if not isinstance(batch, Iterable):
+            raise _Unusable(f"it yielded {type(batch).__name__}, not a list")
         for event in batch:
             if isinstance(event, TextDelta):
                 if not isinstance(event.text, str):
