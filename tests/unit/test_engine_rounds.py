@@ -10,7 +10,7 @@ from executed_lines import lines_of
 
 from tealagents.domain.errors import AlreadyDecided, ModelFailed
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
-from tealagents.domain.models import LONGEST_NATIVE, Json, Message, RequestRecord, ToolCall
+from tealagents.domain.models import LONGEST_NATIVE, Json, Message, RequestRecord, RequestSetup, ToolCall
 from tealagents.domain.ports import ModelCall
 from tealagents.engine import loop
 from tealagents.engine.approvals import Command
@@ -187,8 +187,8 @@ class Single(Scripted):
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (Returning, "its stream is no async generator, but coroutine"),
-        (Listing, "its stream is no async generator, but list"),
+        (Returning, "its stream returned coroutine, not an async generator"),
+        (Listing, "its stream returned list, not an async generator"),
         (Single, "it yielded TextDelta, not a list"),
     ],
 )
@@ -201,6 +201,48 @@ async def test_a_model_client_whose_stream_is_of_another_shape_is_named(
         assert ended.error is not None
         said = f"The model client {model.__name__} is faulty: {why}. Contact the operator."
         assert (ended.error.code, ended.error.detail) == ("model_error", said)
+
+
+class Mute(Scripted):
+    """Cannot encode what it is given of one role."""
+
+    def __init__(self, role: str, *answers: Any) -> None:
+        super().__init__(*answers)
+        self.role = role
+
+    def encode_system(self, text: str) -> bytes:
+        return self._encoded("system", super().encode_system(text))
+
+    def encode(self, message: Message) -> bytes:
+        return self._encoded(message.role, super().encode(message))
+
+    def _encoded(self, role: str, encoded: bytes) -> bytes:
+        if role == self.role:
+            raise KeyError("a fault")
+        return encoded
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+async def test_a_model_client_that_cannot_encode_is_named(role: str) -> None:
+    """As for what it raises during a call: not as an internal error of the service."""
+    model = Mute(role, calls(LOOK), says("done"))
+    async with process(None, model, Function("Shell-look", lambda _: "seen")) as here:
+        ended = await here.ask(setup=RequestSetup(instructions="Be kind."))
+        assert ended.error is not None
+        said = "The model client Mute is faulty: it raised KeyError. Contact the operator."
+        assert (ended.error.code, ended.error.detail) == ("model_error", said)
+
+
+async def test_a_model_client_that_cannot_encode_the_history_is_named() -> None:
+    """Another process had encoded it, with another client."""
+    store = MemoryStore()
+    async with process(store, Scripted(says("hello"))) as here:
+        task_id = (await here.ask()).task_id
+    async with process(store, Mute("assistant", says("done"))) as other:
+        ended = await other.ask("and?", task_id)
+        assert ended.error is not None
+        assert ended.error.code == "model_error"
+        assert ended.error.detail.startswith("The model client Mute is faulty: it raised KeyError.")
 
 
 def test_of_very_many_calls_not_each_is_named() -> None:

@@ -33,6 +33,7 @@ from tealagents.domain.texts import check_encodable
 from tealagents.engine import turn as turns
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
+from tealagents.engine.model_faults import encoding
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.resuming import not_to_its_end
 from tealagents.engine.toolbox import CallContext
@@ -69,7 +70,8 @@ class ThreadConversation:
     async def encoded(self) -> Sequence[bytes]:
         thread = self._thread
         parts = parts_of(thread.beginning) if isinstance(thread, RemoteThread) else self._parts
-        return [self._model.encode(message) for part in parts for message in part.messages]
+        with encoding(self._model):
+            return [self._model.encode(message) for part in parts for message in part.messages]
 
     def earlier(self) -> AsyncIterator[Part]:
         return newest_first(self._parts)

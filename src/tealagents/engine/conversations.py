@@ -6,6 +6,7 @@ from contextlib import aclosing
 from tealagents.domain.errors import Conflict
 from tealagents.domain.models import Head, Json, Message
 from tealagents.engine.agent import AgentSpec
+from tealagents.engine.model_faults import encoding
 from tealagents.engine.prompt import effects_note
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.turn import TurnInput
@@ -90,7 +91,8 @@ class TaskConversations:
         remembers = agent.remembers and agent.thread_kind == "local"
         #: caches of messages in parts, for agents with a view, and of encoded messages, for all others
         self.viewed = Windows(history, records, in_parts, remembers=remembers)
-        self.whole = Windows(history, records, encoded_by(agent.model), remembers=remembers)
+        encode = encoding(agent.model)(encoded_by(agent.model))
+        self.whole = Windows(history, records, encode, remembers=remembers)
         self.windows: Windows[Part] | Windows[bytes] = self.whole if agent.view is None else self.viewed
 
     def turn_input(self, writer: TaskWriter, recorder: Recorder) -> TurnInput:

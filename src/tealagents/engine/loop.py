@@ -5,7 +5,6 @@ the next one, so that nothing happens that was not written down first.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -32,12 +31,11 @@ from tealagents.domain.models import (
 from tealagents.domain.ports import Clock, Model, ModelCall
 from tealagents.domain.texts import enumerated, storable
 from tealagents.engine.agent import AgentSpec
+from tealagents.engine.model_faults import Unusable, faulty
 from tealagents.engine.prompt import Prompt
 from tealagents.engine.toolbox import NAMES_LISTED, CallContext, Toolbox, ToolOutput
 from tealagents.threads.views import Report
 from tealagents.unwinding import unwound
-
-log = logging.getLogger(__name__)
 
 #: characters of a tool's name, which a model may make up
 LONGEST_NAME = 200
@@ -286,15 +284,11 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
         watch.failed(error)
         if isinstance(error, TealError | GeneratorExit) or ends_task(error):
             raise
-        raise _faulty(model, error) from error
+        raise faulty(model, error) from error
     watch.done(done, "".join(reply.text))
     state.prompt.sent()
     _continue_from(state, done.response_id)
     yield _answered(state, call, reply, done)
-
-
-class _Unusable(Exception):
-    """What a model client has returned or yielded cannot be used."""
 
 
 def _stream(model: Model, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
@@ -303,17 +297,7 @@ def _stream(model: Model, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent
         return stream  # type: ignore[return-value]
     if iscoroutine(stream):  # of a method without `yield`
         stream.close()
-    raise _Unusable(f"its stream is no async generator, but {type(stream).__name__}")
-
-
-def _faulty(model: Model, error: BaseException) -> ModelFailed:
-    """For what a third party's client raised, whose text may quote its key: only the log has that."""
-    if isinstance(error, RecursionError):
-        return ModelFailed("The model service's reply is nested too deeply to be read.")
-    name = type(model).__name__
-    log.error("the model client %s failed", name, exc_info=error)
-    why = str(error) if isinstance(error, _Unusable) else f"it raised {type(error).__name__}"
-    return ModelFailed(f"The model client {name} is faulty: {why}. Contact the operator.")
+    raise Unusable(f"its stream returned {type(stream).__name__}, not an async generator")
 
 
 def _continue_from(state: LoopState, response_id: str | None) -> None:
@@ -338,14 +322,14 @@ class _Reply(Struct):
     done: ModelDone | None = None
 
     def take(self, batch: Sequence[ModelEvent]) -> list[TextDelta]:
-        """Takes a batch of events; returns its text deltas, made storable. `_Unusable` for other objects."""
+        """Takes a batch of events; returns its text deltas, made storable. `Unusable` for other objects."""
         deltas: list[TextDelta] = []
         if not isinstance(batch, Iterable):
-            raise _Unusable(f"it yielded {type(batch).__name__}, not a list")
+            raise Unusable(f"it yielded {type(batch).__name__}, not a list")
         for event in batch:
             if isinstance(event, TextDelta):
                 if not isinstance(event.text, str):
-                    raise _Unusable(f"it yielded a TextDelta of {type(event.text).__name__}")
+                    raise Unusable(f"it yielded a TextDelta of {type(event.text).__name__}")
                 if self.half is None and storable(event.text) is event.text:
                     deltas.append(event)
                 else:
@@ -387,11 +371,11 @@ class _Reply(Struct):
 
 def _checked(event: object) -> ModelDone:
     if not isinstance(event, ModelDone):
-        raise _Unusable(f"it yielded {type(event).__name__}, not TextDelta or ModelDone")
+        raise Unusable(f"it yielded {type(event).__name__}, not TextDelta or ModelDone")
     try:
         convert(to_builtins(event), ModelDone)
     except (ValidationError, TypeError) as error:
-        raise _Unusable(f"it yielded a ModelDone that is wrong: {error}") from None
+        raise Unusable(f"it yielded a ModelDone that is wrong: {error}") from None
     return event
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tealagents.domain import paths
 from tealagents.domain.models import Head, Message
 from tealagents.domain.ports import Model
+from tealagents.engine.model_faults import encoding
 from tealagents.state.history import ARGUMENTS_SHOWN
 from tealagents.threads.views import Part, Report, Shown, Stopwatch, Upcoming, View, newest_first, parts_of
 
@@ -36,7 +37,8 @@ class Prompt:
 
     def add(self, message: Message) -> None:
         """Adds a message of this round, from the model or from a tool."""
-        self._parts.append(self._model.encode(message))
+        with encoding(self._model):
+            self._parts.append(self._model.encode(message))
 
     def sent(self) -> None:
         """The last model call has succeeded, so the service has what `compose` returned."""
@@ -86,8 +88,9 @@ class ViewedPrompt(Prompt):
         self._view = view
         self._earlier = earlier
         self._upcoming = replace(upcoming, system=[text for text in (system, *notes) if text])
-        self._head = [model.encode_system(system)] if system else []
-        self._notes = [model.encode_system(note) for note in notes]
+        with encoding(model):
+            self._head = [model.encode_system(system)] if system else []
+            self._notes = [model.encode_system(note) for note in notes]
         self._transient = transient
         self._running = list(running)
         self._number = number
@@ -103,12 +106,13 @@ class ViewedPrompt(Prompt):
             self._looked()
             self._looked = None
         encoded = self._model.encode_system
-        parts = [*self._head, *(encoded(text) for text in shown.standing)]
-        for part in shown.parts:
-            parts += self._encoded(part)
-        parts += self._notes
-        for part in upcoming.running:
-            parts += self._encoded(part)
+        with encoding(self._model):
+            parts = [*self._head, *(encoded(text) for text in shown.standing)]
+            for part in shown.parts:
+                parts += self._encoded(part)
+            parts += self._notes
+            for part in upcoming.running:
+                parts += self._encoded(part)
         return Composed(parts, [*self._drained(), *self._reduction(shown, watch)])
 
     def add(self, message: Message) -> None:

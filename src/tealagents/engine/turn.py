@@ -34,6 +34,7 @@ from tealagents.engine.loop import (
     Speaking,
     converse,
 )
+from tealagents.engine.model_faults import encoding
 from tealagents.engine.prompt import Prompt, RemotePrompt, ViewedPrompt, context_note
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput
@@ -206,12 +207,12 @@ async def _prompt(
     model, system, said = agent.model, agent.system_prompt, given.said
     if agent.thread_kind == "remote":
         instructions = "\n\n".join(filter(None, [system, *notes]))
-        standing = [model.encode_system(instructions)] if instructions else []
-        if conversation.remote_id is None:  # the service has nothing of the conversation yet
-            unsent = [*await conversation.encoded(), *map(model.encode, [*new, *said])]
-        else:
-            unsent = [model.encode(each) for each in (() if given.resumed else [*new, *said])]
-        return RemotePrompt(model, standing, unsent)
+        known = conversation.remote_id is not None  # the service has the conversation
+        earlier = [] if known else await conversation.encoded()
+        with encoding(model):
+            standing = [model.encode_system(instructions)] if instructions else []
+            unsent = [model.encode(each) for each in (() if known and given.resumed else [*new, *said])]
+        return RemotePrompt(model, standing, [*earlier, *unsent])
     if agent.view is not None and context is not None:
         return ViewedPrompt(
             agent.view,
@@ -224,11 +225,12 @@ async def _prompt(
             transient=new,
             looked=conversation.looked,
         )
-    parts = [model.encode_system(system)] if system else []
-    parts += await conversation.encoded()
-    parts += [model.encode_system(note) for note in notes]
-    parts += [model.encode(message) for message in (*new, *said)]
-    return Prompt(model, parts)
+    earlier = await conversation.encoded()
+    with encoding(model):
+        head = [model.encode_system(system)] if system else []
+        rest = [model.encode_system(note) for note in notes]
+        rest += [model.encode(message) for message in (*new, *said)]
+    return Prompt(model, [*head, *earlier, *rest])
 
 
 # --- taking it -----------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from tealagents.domain.texts import storable
 from tealagents.engine.admission import Admission
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
+from tealagents.engine.model_faults import encoding
 from tealagents.engine.observer import Load
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.resuming import not_to_its_end
@@ -124,7 +125,8 @@ class GivenConversation:
         return {}
 
     async def encoded(self) -> Sequence[bytes]:
-        return [self._model.encode(message) for message in self._messages]
+        with encoding(self._model):
+            return [self._model.encode(message) for message in self._messages]
 
     async def earlier(self) -> AsyncIterator[Part]:
         raise NotImplementedError("agents of the earlier platform have no reducers")
