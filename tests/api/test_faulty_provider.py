@@ -52,6 +52,8 @@ class Faulty:
                 await asyncio.Event().wait()
             if token == "leaving":
                 sys.exit(3)
+            if token == "raising":
+                raise LookupError("no badge for the token raising")
             return answer
 
         return answer if token == "sync" else awaited()
@@ -192,6 +194,7 @@ def test_a_stream_that_its_library_ends_with_the_process_is_answered(monkeypatch
         ("sync", "is not async"),
         ("canceled", "its authenticate raised CancelledError"),
         ("leaving", "its authenticate raised SystemExit"),
+        ("raising", "its authenticate raised LookupError. "),
     ],
 )
 def test_a_provider_that_names_no_one_is_named(service: ServiceThread, token: str, why: str) -> None:
@@ -201,6 +204,18 @@ def test_a_provider_that_names_no_one_is_named(service: ServiceThread, token: st
             refused = problem(answer, 500, "internal_error")
             assert "The auth provider Faulty is faulty" in refused["detail"]
             assert why in refused["detail"]
+
+
+def test_what_a_provider_raises_is_logged_once(
+    service: ServiceThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its traceback is logged under the provider's name; the caller does not see its text."""
+    with service.client("raising") as client:
+        refused = problem(client.get("/tasks"), 500, "internal_error")
+    assert "no badge" not in str(refused)
+    [traced] = [each for each in caplog.records if each.exc_info]
+    assert traced.getMessage() == "the auth provider Faulty failed"
+    assert caplog.text.count("LookupError: no badge") == 1
 
 
 def test_a_refusal_is_answered_without_the_providers_metadata(

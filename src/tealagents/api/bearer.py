@@ -53,15 +53,17 @@ class Bearer:
 
     async def _identified(self, token: str) -> Caller:
         """The caller that the provider returns. `InternalError` if that is no valid caller: a provider may be
-        third-party code, and records stored under an id that is not text could not be read again."""
+        third-party code, and records stored under an id that is not text could not be read again. Also if it
+        raises; only the log has its exception, whose text may quote the token."""
         try:
             answer: object = self._authenticator.authenticate(token)
             if not isawaitable(answer):
                 raise self._names_no_one("its authenticate is not async")
             caller = await answer
         except BaseException as error:
-            if isinstance(error, Exception) or ends_task(error):
+            if isinstance(error, TealError) or ends_task(error):
                 raise
+            log.error("the auth provider %s failed", type(self._authenticator).__name__, exc_info=error)
             raise self._names_no_one(f"its authenticate raised {type(error).__name__}") from error
         if not (isinstance(caller, Caller) and isinstance(caller.user, User)):
             raise self._names_no_one("its authenticate did not return a Caller with a User")
