@@ -183,11 +183,16 @@ class Exchange:
         """The error to answer a canceled call with.
 
         At the end of a drain the server cancels the calls that remain, for example those that wait for the
-        store, and would answer them with a text of its own.
+        store or the auth provider, and would answer them with a text of its own.
         """
         if not self.service.admission.draining:
             return canceled
-        return PersistenceUnavailable("the process ends, and the store has not answered", retry_after=1)
+        # the code of a store that is away, whose advice holds whatever the call has waited for
+        return PersistenceUnavailable(
+            "the process ends, and what this call waits for has not answered",
+            what="The service ends, and is unavailable.",
+            retry_after=1,
+        )
 
     def partition(self, caller: Caller) -> str:
         """The partition of what is the caller's own."""

@@ -327,12 +327,13 @@ class PersistenceUnavailable(TealError):
         cause: str,
         /,
         *,
+        what: str = "The store is unavailable.",
         advice: str = "Retry later; the request, or the idempotency key, shows how it ended.",
         retry_after: float | None = None,
         **ids: str | None,
     ) -> None:
-        """`advice` is what the client can do."""
-        super().__init__(f"The store is unavailable. {advice}", retry_after=retry_after, **ids)
+        """`what` is unavailable, if not the store; `advice` is what the client can do."""
+        super().__init__(f"{what} {advice}", retry_after=retry_after, **ids)
         self.args = (cause,)
 
 
