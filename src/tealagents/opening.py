@@ -13,6 +13,8 @@ log = logging.getLogger(__name__)
 
 #: seconds that a context has to close, before it is canceled and left behind: the process has to end
 CLOSE_SECONDS = 3.0
+#: seconds after which the log names a context that is still being opened: the start waits for it, unlimited
+SLOW_SECONDS = 5.0
 
 
 class Held:
@@ -36,7 +38,7 @@ class Held:
         has `wrapped`; `error` is the class of the errors.
 
         `vital`: if it fails while it is open, the task that opened it is canceled, and leaves with its error.
-        Not `bounded`: what it closes has limits of its own.
+        Not `bounded`: what it opens and closes has limits of its own, and is named by itself.
         """
         self._context = context
         self._kind = type(context if wrapped is None else wrapped)
@@ -55,7 +57,10 @@ class Held:
         self._task = asyncio.ensure_future(self._hold(asyncio.current_task() if self._vital else None))
         entered = asyncio.ensure_future(self._is_entered.wait())
         try:
-            await self._until(entered)
+            await self._until(entered, seconds=None if self._seconds is None else SLOW_SECONDS)
+            if not (entered.done() or self._task.done()):
+                log.warning("%s is still being opened", self._what)
+                await self._until(entered)
         finally:
             entered.cancel()
         if self._task.done() and (error := self._task.result()) is not None:
@@ -67,6 +72,7 @@ class Held:
         self._is_left.set()
         await self._until(seconds=self._seconds)
         if not self._task.done():
+            log.warning("%s has not closed within %g s, and is canceled", self._what, self._seconds)
             await self._abandon()
             return
         if self._ended is not None:
@@ -117,6 +123,8 @@ class Held:
                 if opener is not None:
                     opener.cancel()
                     self._ended = opener
+            elif self._seconds is not None:
+                log.error("%s failed to close: %s", self._what, raised(error, self._kind.__module__))
             return error if isinstance(error, Exception) else self._named("failed to close", error)
         return None
 

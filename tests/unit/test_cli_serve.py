@@ -915,29 +915,41 @@ async def test_an_auth_provider_that_holds_a_task_group_does_not_hide_why_the_st
     ],
 )
 async def test_a_shutdown_that_fails_says_why(
-    tmp_path: Path, ended: list[int], raised: str, said: str
+    tmp_path: Path, ended: list[int], caplog: pytest.LogCaptureFixture, raised: str, said: str
 ) -> None:
-    """It is no start that fails: the server is sent the reason. What is left running ends as well."""
+    """It is no start that fails: the server is sent the reason, and the log names what failed. What is left
+    running ends as well."""
     (tmp_path / "custom_plugins.py").write_text(STUCK.format(raised=raised))
     complete, failed = await lifespan_of(built(tmp_path, agent={"plugins": ["Stuck"]}))
     assert complete["type"] == "lifespan.startup.complete"
     assert failed == {"type": "lifespan.shutdown.failed", "message": said}
     assert ended == [0]
+    [named] = [each.getMessage() for each in caplog.records if each.name == "tealagents.opening"]
+    kind = raised.partition("(")[0]
+    assert named == f"The plugin Stuck failed to close: custom_plugins.py, line 6: {kind}: it is stuck."
 
 
 class Odd:
     """An extension that opens and closes as the test says."""
 
     FAILS: ClassVar[BaseException | None] = None
+    #: lets an extension open that takes long
+    LET_IN: ClassVar[asyncio.Event | None] = None
     #: lets an extension close that ignores its cancellation
     LET_GO: ClassVar[asyncio.Event | None] = None
+    #: it ends when it is canceled
+    OBEYS: ClassVar[bool] = False
 
     async def __aenter__(self) -> Self:
+        if self.LET_IN is not None:
+            await self.LET_IN.wait()
         if self.FAILS is not None:
             raise self.FAILS
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        if self.OBEYS:
+            await asyncio.Event().wait()
         while self.LET_GO is not None and not self.LET_GO.is_set():
             with contextlib.suppress(asyncio.CancelledError):
                 await self.LET_GO.wait()
@@ -991,6 +1003,42 @@ async def test_an_extension_that_does_not_close_is_left_behind(
     assert (await served)[1] == {"type": "lifespan.shutdown.complete"}
     assert was_done
     assert f"The {extension} does not close; it is left behind" in caplog.text
+
+
+@pytest.mark.parametrize("extension", ODD)
+async def test_an_extension_whose_closing_is_cut_short_is_named(
+    tmp_path: Path,
+    ended: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    extension: str,
+) -> None:
+    """Also where it ends when it is canceled: what it has not closed is its author's to find."""
+    monkeypatch.setattr(Odd, "OBEYS", True)
+    monkeypatch.setattr("tealagents.opening.CLOSE_SECONDS", 0.01)
+    assert (await lifespan_of(built(tmp_path, **ODD[extension])))[1] == {"type": "lifespan.shutdown.complete"}
+    assert f"The {extension} has not closed within 0.01 s, and is canceled" in caplog.text
+    assert "left behind" not in caplog.text
+
+
+@pytest.mark.parametrize("extension", ODD)
+async def test_an_extension_that_takes_long_to_open_is_named(
+    tmp_path: Path,
+    ended: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    extension: str,
+) -> None:
+    """The start waits for it, and the log says for what."""
+    let_in = asyncio.Event()
+    monkeypatch.setattr(Odd, "LET_IN", let_in)
+    monkeypatch.setattr("tealagents.opening.SLOW_SECONDS", 0.01)
+    served = asyncio.ensure_future(lifespan_of(built(tmp_path, **ODD[extension])))
+    async with asyncio.timeout(30):
+        while f"The {extension} is still being opened" not in caplog.text:
+            await asyncio.sleep(0.01)
+    let_in.set()
+    assert (await served)[0] == {"type": "lifespan.startup.complete"}
 
 
 async def test_a_store_of_ours_closes_in_its_own_time(
