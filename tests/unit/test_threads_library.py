@@ -195,6 +195,26 @@ async def test_an_argument_that_is_none_is_named(make: MakeAgent, tmp_path: Path
     assert agent.config.api_key.get_secret_value() == "from the file"
 
 
+def test_an_option_of_another_kind_is_named(make: MakeAgent, tmp_path: Path) -> None:
+    """When the agent is made, not by a `TypeError` of the first message that needs it."""
+
+    async def kept(parts: Any, upcoming: Any) -> AsyncIterator[Any]:
+        async for part in parts:
+            yield part
+
+    given: Any
+    for given in ({"approve": True}, {"message_stores": MemoryMessages()}):
+        [(option, value)] = given.items()
+        with pytest.raises(InvalidRequest, match=f"{option}: must be a function, not {type(value).__name__}"):
+            make(**given)
+    with pytest.raises(ThreadConfigError, match="reducers must be a list of reducers, not a function"):
+        make(reducers=kept)
+    make()
+    given = {"TA_LOG_LEVEL": 1}
+    with pytest.raises(InvalidRequest, match="env: TA_LOG_LEVEL must be text, not int"):
+        Agent.from_config(tmp_path / "config.yaml", env=given, dotenv=None)
+
+
 async def test_an_agent_needs_no_context_manager(make: MakeAgent) -> None:
     """Then each call opens and closes what it needs, without a warning."""
     agent = make()

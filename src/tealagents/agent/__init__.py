@@ -72,6 +72,7 @@ class Agent:
         the config."""
         from tealagents.bootstrap import message_stores_of, providers_of, store_of, view_of
 
+        _check_functions(approve=approve, message_stores=message_stores)
         self.config = config
         #: of the configuration: threads used with another one are not continued
         self.fingerprint = fingerprint_of(config)
@@ -112,7 +113,11 @@ class Agent:
         reducers: Sequence[Reducer] | None = None,
         context_providers: ContextProvider | Sequence[ContextProvider] | None = None,
     ) -> Self:
-        """The agent of a config file; `ConfigError` with everything that is wrong in it."""
+        """The agent of a config file; `ConfigError` with everything that is wrong in it, `InvalidRequest` or
+        `ThreadConfigError` for an argument of another kind."""
+        for name, value in (env or {}).items():
+            if not isinstance(value, str):
+                raise InvalidRequest("env", f"{name} must be text, not {type(value).__name__}")
         config = load(Path(path), env=env, dotenv=None if dotenv is None else Path(dotenv))
         _check_taken(config)
         import_from(config.source.parent)
@@ -367,6 +372,13 @@ class Conversations:
     async def delete_remote(self, remote_id: str) -> None:
         async with self._client() as client:
             await client.delete_remote(remote_id)
+
+
+def _check_functions(**given: object) -> None:
+    """`InvalidRequest` for an option that is given and cannot be called."""
+    for option, function in given.items():
+        if function is not None and not callable(function):
+            raise InvalidRequest(option, f"must be a function, not {type(function).__name__}")
 
 
 def _check(thread: object, user_context: object) -> None:

@@ -54,8 +54,10 @@ def open_view(components: Sequence[Component], model: str) -> View | None:
 def prepared_view(reducers: Sequence[Reducer], model: str) -> View | None:
     """A view of these reducers, prepared for the model called `model`; None if there are none.
 
-    `ThreadConfigError` if one is not callable or does not fit the model.
+    `ThreadConfigError` if they are no list, or if one is not callable or does not fit the model.
     """
+    if not isinstance(reducers, Sequence):
+        raise ThreadConfigError(f"reducers must be a list of reducers, not a {type(reducers).__name__}.")
     for reducer in reducers:
         if isinstance(reducer, type) or not callable(reducer):
             raise ThreadConfigError(
