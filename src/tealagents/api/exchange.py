@@ -190,7 +190,7 @@ class Exchange:
         # the code of a store that is away, whose advice holds whatever the call has waited for
         return PersistenceUnavailable(
             "the process ends, and what this call waits for has not answered",
-            what="The service ends, and is unavailable.",
+            what="The service is unavailable: it is shutting down.",
             retry_after=1,
         )
 

@@ -324,7 +324,7 @@ class _Reply(Struct):
     def take(self, batch: Sequence[ModelEvent]) -> list[TextDelta]:
         """Takes a batch of events; returns its text deltas, made storable. `Unusable` for other objects."""
         deltas: list[TextDelta] = []
-        if not isinstance(batch, Iterable):
+        if type(batch) is not list and not isinstance(batch, Iterable):
             raise Unusable(f"it yielded {type(batch).__name__}, not a list")
         for event in batch:
             if isinstance(event, TextDelta):

@@ -193,9 +193,11 @@ class View:
             which = f"{'The reducer' if is_only else 'One of the reducers'} {', '.join(self.names)}"
             blamed = "" if is_only or not failed.name else f"{failed.name}: "
             said = f"{which} failed ({storable(blamed + described(error))})."
-            log.error("%s", said, exc_info=error)
+            # without the error's text, which may quote a message
+            log.error("the reducer %s failed", failed.name or ", ".join(self.names), exc_info=error)
             raise ViewFailed(said) from error
         finally:
+            failed.error = None  # its traceback refers to all who have seen it, and so to the messages
             for stream in reversed(streams):
                 await stream.aclose()
         return source.shown(shown)
