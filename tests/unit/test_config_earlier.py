@@ -24,15 +24,11 @@ spec:
 ODD = """
 TYPES = 1
 import collections.abc
-from pydantic import RootModel, computed_field
+from pydantic import RootModel
 class Odd(BaseModel):
     does: collections.abc.Callable
 class Names(RootModel[list[str]]): ...
 class Nested(RootModel[list["Nested"]]): ...
-class OddAnswer(BaseModel):
-    @computed_field
-    @property
-    def does(self) -> collections.abc.Callable: ...
 """
 
 
@@ -285,7 +281,6 @@ def test_a_gateways_secret_is_one_that_a_header_can_hold(tmp_path: Path) -> None
         (("output_type: Report", "output_type: Nothing"), "8: output_type: there is no type Nothing"),
         (("output_type: Report", "output_type: TYPES"), "there is no type TYPES"),
         (("output_type: Report", "output_type: Odd"), "the output_type Odd has no JSON schema: Cannot"),
-        (("output_type: Report", "output_type: OddAnswer"), "the output_type OddAnswer has no JSON schema"),
         (("input_type: ReportInput", "input_type: Odd"), "the input_type Odd has no JSON schema: Cannot"),
         (("input_type: ReportInput", "input_type: Names"), "the input_type Names is no object"),
         (("input_type: ReportInput", "input_type: Nested"), "the input_type Nested is no object"),
