@@ -87,9 +87,8 @@ def application(
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, TealError)
-        exchange.refused(error)
-        error = reported(error)
-        return refuse(error, refusal_headers(error, resource.challenge(request)))
+        shown = exchange.refused(error)
+        return refuse(shown, refusal_headers(shown, resource.challenge(request)))
 
     async def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -506,12 +506,8 @@ class Exchange:
                         yield frame
             else:
                 yield bytes(come.body)
-        except TealError as error:
-            self.refused(error)
-            yield sse.data_of(refuse(reported(error), {}))
-        except Exception as error:  # nothing above could still answer it
-            log.exception("internal error in a response")
-            yield sse.data_of(refuse(reported(error), {}))
+        except Exception as error:  # noqa: BLE001 - nothing above could still answer it, and it is logged
+            yield sse.data_of(refuse(self.refused(error), {}))
 
     async def _frames(
         self, view: RequestView, events: AsyncGenerator[Sequence[Recorded]], fold: Fold

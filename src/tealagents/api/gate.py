@@ -5,7 +5,6 @@ a library's response: by an error in the protocol's words, or by a stream that d
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,11 +20,9 @@ from starlette.types import Message, Receive, Scope, Send
 from tealagents.api import bodies
 from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import WrongMethod, reported
+from tealagents.api.http import WrongMethod
 from tealagents.domain.errors import InvalidRequest, NotFound, TealError
 from tealagents.domain.models import Caller, Json
-
-log = logging.getLogger(__name__)
 
 #: where a scope holds its call
 SCOPE = "tealagents.call"
@@ -53,7 +50,7 @@ class AdmittedCall:
     size: int = 0
     #: set by the handler that answers, to be sent instead of the library's response: an error, or a response.
     #: An error that was set before is sent where the library did not come to the handler
-    refused: TealError | None = None
+    refused: Exception | None = None
     response: Response | None = None
 
     @property
@@ -71,13 +68,10 @@ class AdmittedCall:
         self.refused = None
         try:
             yield
-        except TealError as error:
-            self.refused = error
         except Exception as error:
-            if own is None or isinstance(error, own):
+            if not isinstance(error, TealError) and (own is None or isinstance(error, own)):
                 raise
-            log.exception("internal error in a call")
-            self.refused = reported(error)
+            self.refused = error
 
     def refuse(self, error: TealError) -> NoReturn:
         """Ends the library's work on the call: the error is its response."""
@@ -216,9 +210,9 @@ class Gate:
             if begun or call.refused is None:
                 raise
         if call.refused is not None:
-            self._exchange.refused(call.refused)
-            headers = refusal_headers(call.refused, self._resource.challenge(call.request))
-            call.response = self._respond(call, call.refused, headers)
+            shown = self._exchange.refused(call.refused)
+            headers = refusal_headers(shown, self._resource.challenge(call.request))
+            call.response = self._respond(call, shown, headers)
         if call.response is not None:
             await call.response(scope, receive, send)
 
