@@ -42,9 +42,9 @@ class TaskConversation:
         if kept.agent.thread_kind == "remote":
             return await kept.tasks.records.context_of(partition, head) or {}
         if kept.agent.view is None:
-            return (await kept.whole.load(partition, head)).context
+            return (await kept.whole.load(partition, head)).context or {}
         self._window = await kept.viewed.load(partition, head)
-        return self._window.context
+        return self._window.context or {}
 
     async def encoded(self) -> Sequence[bytes]:
         kept, partition, head = self._conversations, self._writer.partition, self._writer.head
@@ -56,7 +56,7 @@ class TaskConversation:
     async def earlier(self) -> AsyncGenerator[Part]:
         window = self._window
         assert window is not None
-        turn = int(window.context.get("turn", 0))
+        turn = int((window.context or {}).get("turn", 0))
         async with aclosing(self._conversations.viewed.rounds(self._writer.partition, window)) as rounds:
             async for known in rounds:
                 begins = known.first_seq - window.path[0][0] <= 1

@@ -53,15 +53,30 @@ class KnownRound(Struct, Generic[T]):
 
 
 class Window(Generic[T]):
-    """The newest rounds of one path, and the context of its checkpoint."""
+    """The newest rounds of one path, and the context of its checkpoint. There is one for each recent task."""
+
+    __slots__ = (
+        "_all",
+        "_reached",
+        "checkpoint_id",
+        "complete",
+        "context",
+        "log_id",
+        "path",
+        "recheck_keys",
+        "rounds",
+        "size",
+        "task_id",
+        "used_at",
+    )
 
     def __init__(self, head: Head) -> None:
         self.task_id = head.task_id
         self.log_id = head.log_id
         self.path = head.path
         self.checkpoint_id = head.checkpoint_id
-        #: what providers and reducers remember at the checkpoint
-        self.context: Json = {}
+        #: what providers and reducers remember at the checkpoint; None where that is nothing
+        self.context: Json | None = None
         #: the numbers of the log records that a turn reads again
         self.recheck_keys: tuple[int, ...] = (head.tail_key,) if head.tail_key else ()
         #: oldest first; a list, since an empty deque has room for 64 and most tasks are short
@@ -73,7 +88,7 @@ class Window(Generic[T]):
         self.used_at = 0.0
         #: how many rounds, counted from the newest, have been read since the last `shrink`
         self._reached = 0
-        #: the result of `all`, once it has been asked for
+        #: the result of `all`, once it has been asked for and there is more than one round
         self._all: list[T] | None = None
 
     def add(self, known: KnownRound[T], *, newest: bool) -> None:
@@ -87,6 +102,8 @@ class Window(Generic[T]):
 
     def all(self) -> list[T]:
         """The parts of all rounds, oldest first. The caller must not change the list."""
+        if len(self.rounds) < 2:  # so are those of most tasks
+            return self.rounds[0].parts if self.rounds else []
         if self._all is None:
             self._all = [part for known in self.rounds for part in known.parts]
         return self._all
@@ -146,7 +163,7 @@ class Windows(Generic[T]):
             known, floor, complete = tuple(kept.rounds), kept.path[-1][1], kept.complete
             await self._catch_up(partition, window, known, floor, complete=complete)
         if self._remembers:
-            window.context = await self._records.context_of(partition, head) or {}
+            window.context = await self._records.context_of(partition, head)
         self._keep(window)
         return window
 
@@ -221,7 +238,7 @@ class Windows(Generic[T]):
         if messages:
             added = Round(request_id="", first_seq=first_seq, messages=tuple(messages))
             self._grow(window, self._known(added), newest=True)
-            window.context = context or {}
+            window.context = context
         self._shrink()
 
     def recheck_keys(self, task_id: str) -> tuple[str, tuple[int, ...]]:
