@@ -256,6 +256,15 @@ async def test_a_tenant_by_its_domain(authority: LocalAuthority, clock: FakeCloc
                 await service.authenticate(authority.token(**flaw))
 
 
+async def test_a_domain_admits_no_tenant_beside_its_own(authority: LocalAuthority, clock: FakeClock) -> None:
+    """Even if the list of tenants has others."""
+    listed = f"{TENANT} {OTHER_TENANT}"
+    async with entra(authority, clock, tenant_id="contoso.example", allowed_tenants=listed) as service:
+        assert (await service.authenticate(authority.token())).user == ALICE
+        with pytest.raises(Unauthenticated):
+            await service.authenticate(authority.token(tid=OTHER_TENANT))
+
+
 async def test_tenants_beside_the_home_tenant(authority: LocalAuthority, clock: FakeClock) -> None:
     """Tenants listed beside the home tenant are checked by their own metadata, and others not at all."""
     async with entra(authority, clock, allowed_tenants=f"{TENANT} {OTHER_TENANT}") as service:

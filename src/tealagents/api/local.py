@@ -2,7 +2,8 @@
 
 A web page can make a browser ask any address under the page's own name (DNS rebinding), and a proxy passes on
 what others ask. So where authentication is off because nothing was chosen, a request comes in at a loopback
-address, names a loopback host, and no one has passed it on.
+address, names a loopback host, and bears no mark of a proxy. (A proxy on this machine that leaves none, and
+calls the service by a loopback name, looks like any other client.)
 """
 
 from collections.abc import Callable
@@ -12,9 +13,15 @@ from starlette.types import Receive, Scope, Send
 from tealagents.api.http import problem_document, problem_response
 from tealagents.outbound.addresses import host_of
 
-#: what proxies add to a request
+#: what proxies and content delivery networks add to a request
 _PASSED_ON = frozenset(
-    {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip"}
+    {
+        *(b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"),
+        *(b"x-forwarded-port", b"x-forwarded-ssl", b"x-forwarded-scheme", b"x-forwarded-server"),
+        *(b"x-forwarded-prefix", b"x-original-forwarded-for", b"x-original-host", b"x-real-ip"),
+        *(b"x-client-ip", b"x-cluster-client-ip", b"x-envoy-external-address"),
+        *(b"true-client-ip", b"cf-connecting-ip"),
+    }
 )
 
 

@@ -69,7 +69,7 @@ class EntraOptions(Options):
     approver_role: Text | None = None
     """Role of users who may decide on the tool calls of others in their tenant. If omitted: no one."""
     auditor_role: Text | None = None
-    """Role of users who may read everything in their tenant. If omitted: no one."""
+    """Role of users and applications that may read everything in their tenant. If omitted: no one."""
     allow_app_tokens: Flag = False
     """Whether applications may call without a user. Needs `app_roles`."""
     app_roles: Words = ()
