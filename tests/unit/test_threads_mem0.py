@@ -23,6 +23,7 @@ from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
 from tealagents.threads.components import ThreadConfigError, open_provider
 from tealagents.threads.context import Providers
+from tealagents.threads.mem0 import mem0_id
 
 #: of their connections, closed when they are collected
 pytestmark = [
@@ -191,6 +192,17 @@ async def test_users_whose_names_have_blanks_have_memories_of_their_own(
             await engine.say("What is my cat called?")
             known = str(model.calls[-1].messages[1]["content"])
             assert [other for other in range(len(names)) if f"Tom{other}" in known] == [number]
+
+
+def test_no_user_is_known_to_mem0_as_another() -> None:
+    """Even if a tenant is named as an encoded one would be; users of Entra are known by their keys."""
+    users = [
+        *(User("a ", "b"), User("%a%20", "b"), User("%25a%2520", "b"), User("a%20", "b")),
+        *(User("", "a b"), User("", "a%20b"), User("%", "a%20b"), User("%", "a b")),
+    ]
+    assert len({mem0_id(user) for user in users}) == len(users)
+    entra = User("11111111-2222-4333-8444-555555555555", "66666666-7777-4888-8999-000000000000")
+    assert mem0_id(entra) == entra.key
 
 
 def test_nothing_is_asked_for_at_import(tmp_path: Path) -> None:

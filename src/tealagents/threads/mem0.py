@@ -111,12 +111,13 @@ class Mem0Provider(ContextProvider):
 
 
 def mem0_id(user: User) -> str:
-    """The user's id in Mem0: `User.key`, or `%` and the percent-encoded key if that contains whitespace.
+    """The user's id in Mem0: `User.key`, or `%` and the percent-encoded key if that contains whitespace or
+    begins with `%`.
 
     Mem0 refuses whitespace within an id, and strips it at the ends: two users could share their memories.
     """
     key = user.key
-    return "%" + quote(key) if re.search(r"\s", key) else key  # no key begins with %: it begins with a tenant
+    return "%" + quote(key) if key.startswith("%") or re.search(r"\s", key) else key
 
 
 def _imported(directory: str | None) -> Any:
