@@ -16,7 +16,7 @@ from wire import Json, problem, store_of, text
 from tealagents.domain import ids
 from tealagents.domain.ports import Commit, Put, Record, Store
 from tealagents.llm.offline import OfflineModel
-from tealagents.state import history
+from tealagents.state import codec, history, keys
 from tealagents.state.records import SystemClock
 from tealagents.stores import open_store
 from tealagents.testing.service import ServiceThread, agent_config
@@ -540,6 +540,30 @@ def test_a_damaged_message_is_reported_by_name_and_left_as_it_is(
     assert say(user, "go on", task_id=sound)["status"] == "Completed"
     assert {t["task_id"] for t in pages(user, "/tasks", 50)} >= {task, sound}
     user.delete(f"/tasks/{task}").raise_for_status()
+
+
+def test_a_task_whose_log_was_emptied_with_its_head_is_damage(
+    place: Place, user: httpx.Client, partition: str
+) -> None:
+    """The next message would begin the log anew, and its audit would verify. covers: STATE-4"""
+    task = say(user, "once upon a time")["task_id"]
+    key = keys.task(task)
+    nothing = {
+        "tail_seq": 0,
+        "tail_hash": "",
+        "tail_seal": "",
+        "tail_key": 0,
+        "path": [],
+        "checkpoint_id": None,
+    }
+
+    def emptied(value: bytes) -> bytes:
+        return codec.seal(partition, key, {**codec.unseal(partition, key, value, dict), **nothing})
+
+    left = place.damage(partition, key, emptied)
+    for answer in (user.post("", json=text("more", task_id=task)), user.get(f"/tasks/{task}")):
+        assert key in problem(answer, 500, "corrupt_state")["detail"]
+    assert place.value(partition, key) == left
 
 
 def test_a_damaged_task_is_listed_as_such(place: Place, user: httpx.Client, partition: str) -> None:

@@ -343,6 +343,27 @@ async def test_a_log_cut_short_with_its_head_is_found_by_its_key(kept: int) -> N
         assert "later ones may have been dropped" in fault.reason
 
 
+@pytest.mark.parametrize("seal", ["", "0" * 64], ids=["none", "made up"])
+async def test_a_log_cut_short_does_not_verify_again_by_being_continued(seal: str) -> None:
+    """A later write seals its end only if it found the end sealed; however many follow. covers: TASK-8"""
+    async with log(b"an audit key") as written:
+        entries = (await written.entries())[:3]
+        await written.rewrite(entries)
+        cut = {"tail_seq": 3, "tail_hash": entries[-1][0].hash, "tail_seal": seal, "tail_key": 1}
+        await written.put(keys.task(TASK), replace(await written.head(), **cut))
+        for seq in (4, 5):
+            drafts = [draft("message.added", "service", OTHER, Note("more"))]
+            head, key, log_record = await written.records.extended(
+                written.partition, await written.head(), drafts
+            )
+            await written.put(key, log_record)
+            await written.put(keys.task(TASK), head)
+            found = await written.verified()
+            assert found.entries == seq
+            assert found.fault is not None
+            assert "entries before it may have been dropped" in found.fault.reason
+
+
 async def test_a_log_that_was_emptied_with_its_head_is_found_by_its_key() -> None:
     """No task was ever without entries: its end is sealed from the first one on."""
     async with log(b"an audit key") as written:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.models import Head, LogRecord
 from tealagents.state import keys
-from tealagents.state.audit_chain import GENESIS, body_fault
+from tealagents.state.audit_chain import GENESIS, NO_SEAL, body_fault
 from tealagents.state.codec import unseal
 from tealagents.state.records import RecordStore
 
@@ -118,6 +118,13 @@ class _Log:
             return BadEntry(self._task_id, extra, "is not the task's: its log ends before it")
         if head.tail_hash != (self._hash if self.seq else ""):
             return BadEntry(self._task_id, self.seq, "is not the one that the task knows as its last")
+        if head.tail_seal == NO_SEAL:
+            return BadEntry(
+                self._task_id,
+                self.seq,
+                "is the last of an audit that was continued although its end was not sealed with the audit "
+                "key: entries before it may have been dropped",
+            )
         if head.tail_seal != self._records.chain.seal(self._task_id, self.seq, self._hash):
             return BadEntry(
                 self._task_id,

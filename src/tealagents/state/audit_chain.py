@@ -19,6 +19,9 @@ from tealagents.state.codec import decoder, encode_json, stamp
 
 #: the `prev_hash` of a task's first entry
 GENESIS = "0" * 64
+#: with an audit key, in place of the seal of a log that was continued although its end was not sealed with
+#: that key: it never verifies, and every later write keeps it
+NO_SEAL = "none"
 
 #: canonical JSON: keys sorted at every depth, no spaces, UTF-8
 canonical = msgspec.json.Encoder(order="sorted").encode

@@ -24,7 +24,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import Approval, Body, Entry, Head, Json, LogRecord, RequestRecord, User
 from tealagents.domain.ports import Clock, Commit, Put, Record, Store
 from tealagents.state import codec, keys
-from tealagents.state.audit_chain import GENESIS, AuditChain, Draft, decode_body
+from tealagents.state.audit_chain import GENESIS, NO_SEAL, AuditChain, Draft, decode_body
 
 T = TypeVar("T")
 
@@ -336,8 +336,10 @@ class RecordStore:
         `Conflict` if the head is no longer at `version`, and `Headless` if it has none.
         """
         bodies = await self._offload(partition, head.task_id, [item.body for item in drafts], version)
-        seal = self.chain.seal(head.task_id, head.tail_seq, head.tail_hash)
-        if head.tail_seal not in ("", seal):
+        intact = not head.tail_seq or head.tail_seal == self.chain.seal(
+            head.task_id, head.tail_seq, head.tail_hash
+        )
+        if not intact and head.tail_seal not in ("", NO_SEAL):
             log.error(
                 "the audit of task %s was sealed with another TA_AUDIT_KEY, or was changed: what is added "
                 "now will not verify",
@@ -347,11 +349,13 @@ class RecordStore:
         first = head.tail_seq + 1
         log_record = LogRecord(entries=entries, bodies=tuple(msgspec.Raw(body) for body in bodies))
         last = entries[-1]
+        seal = self.chain.seal(head.task_id, last.seq, last.hash)
         grown = msgspec.structs.replace(
             head,
             tail_seq=last.seq,
             tail_hash=last.hash,
-            tail_seal=self.chain.seal(head.task_id, last.seq, last.hash),
+            # a seal would deny that entries before these may have been dropped
+            tail_seal=seal if intact or not seal else NO_SEAL,
             tail_key=first,
         )
         return grown, keys.log(head.task_id, first), log_record

@@ -145,10 +145,15 @@ class Tasks:
     def present(
         self, found: Stored[Head] | None, task_id: str, deleting: Stored[Deleting] | None
     ) -> Stored[Head]:
-        """The head; `NotFound` if it or its session is deleted, or the task is past its `expires_at`."""
+        """The head; `NotFound` if it or its session is deleted, or the task is past its `expires_at`.
+
+        `CorruptState` if it has no entries: its log was emptied, and would begin anew without a trace.
+        """
         gone = found is None or found.value.erased or is_expired(found.value, self.records.clock.now())
         if found is None or gone or (deleting and found.value.session_id in deleting.value.sessions):
             raise no_task(task_id)
+        if not found.value.tail_seq:
+            raise CorruptState(keys.task(task_id), "says that its task has no entries", task_id=task_id)
         return found
 
     async def request(
