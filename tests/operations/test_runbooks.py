@@ -315,6 +315,34 @@ def test_a_backup_of_postgres_is_restored(site: Site) -> None:
             assert "Ada" in said(ada, "What is my name?", task_id=task)["content"]["output"]
 
 
+def test_a_backup_of_postgres_is_restored_by_the_owner_alone(site: Site) -> None:
+    """A role that owns nothing fails, and changes nothing: not a part of the backup is there afterwards."""
+    with running(PostgresServer) as postgres:
+        app = postgres.url.replace("tealagents:secret@", "app:secret@")
+        site.env["TA_PERSISTENCE"] = postgres.url
+        with site.service() as service, service.client() as ada:
+            task = said(ada, "My name is Ada.")["task_id"]
+        role = [
+            "CREATE ROLE app LOGIN PASSWORD 'secret'",
+            "GRANT USAGE ON SCHEMA tealagents TO app",
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA tealagents TO app",
+            "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tealagents TO app",
+        ]
+        psql = ["psql", "-q", "-t", "-v", "ON_ERROR_STOP=1"]
+        subprocess.run([*psql, postgres.url, *[each for one in role for each in ("-c", one)]], check=True)
+        operator = site.operator("Restoring a backup", DATABASE=app)
+        operator.does(2)
+        subprocess.run([*psql, app, "-c", "DELETE FROM tealagents.records"], check=True)
+        operator.does(4, status=1)
+        count = [*psql, app, "-c", "SELECT count(*) FROM tealagents.records"]
+        assert subprocess.run(count, check=True, capture_output=True, text=True).stdout.strip() == "0"
+        operator.env["DATABASE"] = postgres.url
+        operator.does(4)
+        site.env["TA_PERSISTENCE"] = app
+        with site.service() as service, service.client() as ada:
+            assert "Ada" in said(ada, "What is my name?", task_id=task)["content"]["output"]
+
+
 async def test_an_upgrade_without_downtime(site: Site, nursery: Nursery) -> None:
     """Both processes are replaced under load; every message of clients that try again is answered once."""
     replicas = [await asyncio.to_thread(nursery.service(site.config, site.env).__enter__) for _ in range(2)]
