@@ -335,6 +335,31 @@ def test_pruning_finishes_deletions_that_were_cut_short(agent: Agent) -> None:
     assert not [key for key, _ in rows(agent.database) if task in key]
 
 
+@pytest.mark.parametrize("damaged", ["deleting", "lease", "deletion"])
+def test_one_damaged_record_does_not_keep_the_rest_from_being_pruned(agent: Agent, damaged: str) -> None:
+    """A list of deleted sessions, a lease, a pending deletion: it is named. covers: STATE-4"""
+    with agent.served() as service, service.client("ada") as ada, service.client("zoe") as zoe:
+        hers, his = say(ada, "hello"), say(zoe, "hello")
+        emptied = say(ada, "hello")["task_id"]
+        ada.delete(f"/tasks/{emptied}").raise_for_status()  # its session stays
+    places = {
+        "deleting": (keys.user("Tester", "mock.ada"), keys.DELETING),
+        "lease": (keys.workers("Tester"), keys.worker("dead")),
+        "deletion": (keys.erasing("Tester"), f"{keys.task(str(uuid.uuid4()))}/"),
+    }
+    if damaged == "lease":
+        running = {"request_id": hers["request_id"], "worker_id": "dead", "first_seq": 1}
+        asyncio.run(change(agent.url, "mock.ada", keys.task(hers["task_id"]), running=running))
+    asyncio.run(put(agent.url, *places[damaged], b'{"half'))
+    result = agent.run("state", "prune", "--older-than", "0s")
+    assert result.exit_code == 1
+    assert result.output.count("! Tester/") == 1
+    assert f"'{places[damaged][1]}' does not have the form" in result.output.replace("\n", "")
+    left = {key for name, _ in rows(agent.database) if (key := name.split()[1]).startswith("task/")}
+    assert keys.task(his["task_id"]) not in left
+    assert (keys.task(hers["task_id"]) in left) is (damaged == "lease")  # its process may yet write it again
+
+
 @pytest.mark.parametrize(
     "age", ["30", "d", "-3d", "1.5h", "30y", "200000w", "9999999999999999w", "9" * 5000 + "d"]
 )
@@ -893,6 +918,21 @@ def drop(database: Path, name: str) -> None:
     with closing(sqlite3.connect(database)) as connection, connection:
         done = connection.execute("DELETE FROM records WHERE partition || ' ' || key = ?", (name,))
         assert done.rowcount == 1
+
+
+async def put(url: str, partition: str, key: str, stored: bytes) -> None:
+    async with open_store(url) as store:
+        await store.commit(partition, Commit(operation=ids.operation_id(), put={key: Put(stored)}))
+
+
+async def change(url: str, user: str, key: str, **fields: object) -> None:
+    """Changes some fields of a user's record, which stays in order."""
+    partition = keys.user("Tester", user)
+    async with open_store(url) as store:
+        [record] = await store.read(partition, [key])
+    assert record is not None
+    value: dict[str, object] = codec.unseal(partition, key, record.value, dict)
+    await put(url, partition, key, codec.seal(partition, key, {**value, **fields}))
 
 
 async def bury(url: str, task_id: str) -> None:

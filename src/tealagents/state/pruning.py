@@ -52,7 +52,7 @@ class Pruning:
             going: set[str] = set()
             async for found in self._inventory.tasks(owner):
                 if found.head is None:
-                    self.damaged.append(f"{found.partition}: {found.damage}")
+                    self._note(found.partition, found.damage)
                 elif self._is_old(found.head.value, now):
                     if await self._in_use(found.head.value, now):
                         self.spared += 1
@@ -61,10 +61,28 @@ class Pruning:
                         yield self._task(found, found.head)
             async for empty in self._empty_sessions(owner, going):
                 yield empty
+        async for _ in self._inventory.values(keys.erasing(self._records.agent), "", object):
+            pass  # only to find the damaged ones: no deletion is resumed by them
         progress(len(owners), len(owners))
 
+    def _note(self, partition: str, damage: CorruptState | None) -> None:
+        """Adds a damaged record to `damaged`, once: several tasks and sessions may need the same record."""
+        text = f"{partition}: {damage}"
+        if text not in self.damaged:
+            self.damaged.append(text)
+
     def _task(self, found: Found, head: Stored[Head]) -> Due:
-        return Due(found.partition, "task", found.task_id, lambda: self._eraser.remove(found.partition, head))
+        partition = found.partition
+        erase = partial(self._unless_damaged, partition, partial(self._eraser.remove, partition, head))
+        return Due(partition, "task", found.task_id, erase)
+
+    async def _unless_damaged(self, partition: str, erase: Callable[[], Awaitable[bool]]) -> bool:
+        """Erases one item; False, and the damage is noted, if a damaged record prevents that."""
+        try:
+            return await erase()
+        except CorruptState as error:
+            self._note(partition, error)
+            return False
 
     def _is_old(self, head: Head, now: datetime) -> bool:
         old = self._before is not None and head.updated_at < self._before
@@ -84,7 +102,11 @@ class Pruning:
 
     async def _lives(self, worker_id: str) -> bool:
         partition, key = keys.workers(self._records.agent), keys.worker(worker_id)
-        found = await self._records.get(partition, key, Worker)
+        try:
+            found = await self._records.get(partition, key, Worker)
+        except CorruptState as error:  # a live process overwrites it; the others delete it after a lease
+            self._note(partition, error)
+            return True
         return found is not None and is_alive(found.value, await self._records.store.now())
 
     async def _empty_sessions(self, owner: User, going: Collection[str]) -> AsyncIterator[Due]:
@@ -94,8 +116,9 @@ class Pruning:
         partition = self._records.partition(owner)
         async for session in self._inventory.values(partition, keys.session(""), Session):
             if session.created_at < self._before and not await self._holds(partition, session, going):
-                name = session.session_id
-                yield Due(partition, "session", name, lambda name=name: self._end_session(partition, name))  # type: ignore[misc]
+                end = partial(self._end_session, partition, session.session_id)
+                erase = partial(self._unless_damaged, partition, end)
+                yield Due(partition, "session", session.session_id, erase)
 
     async def _holds(self, partition: str, session: Session, going: Collection[str]) -> bool:
         """Whether the session has a task that is not due."""
