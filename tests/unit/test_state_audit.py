@@ -12,7 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from tealagents.domain import ids
-from tealagents.domain.models import Entry, Head, LogRecord, Note, User
+from tealagents.domain.errors import CorruptState
+from tealagents.domain.models import Entry, Head, LogRecord, Note, RequestRecord, User
 from tealagents.domain.ports import Commit, Put, Record
 from tealagents.state import audit, codec, keys
 from tealagents.state.audit import Verified, verify
@@ -210,6 +211,33 @@ async def test_a_body_stored_apart_that_is_changed_is_named(written: Log) -> Non
     assert fault is not None
     assert fault.seq == 3
     assert "does not match its digest" in fault.reason
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [{"blob": 1}, {"blob": "x y", "pieces": 1}, {"blob": "0" * 64, "pieces": 10**12}, {"blob": "0" * 64}],
+    ids=["no digest", "no key", "too many chunks", "half of it"],
+)
+async def test_a_forged_reference_to_a_body_is_named(written: Log, reference: dict[str, object]) -> None:
+    """Whatever it holds, it is damage: readers and the verification report it as such. covers: STATE-4"""
+    key, log_record = (await written.log_records())[0]
+    bodies = (msgspec.Raw(msgspec.json.encode(reference)), *log_record.bodies[1:])
+    await written.put(key, replace(log_record, bodies=bodies))
+    fault = (await written.verified()).fault
+    assert fault is not None
+    assert fault.seq == 1
+    assert key in fault.reason
+
+
+@pytest.mark.parametrize("task_id", [TASK, "x y"])
+async def test_a_forged_reference_in_place_of_a_request_is_damage(written: Log, task_id: str) -> None:
+    """As in place of a body: its parts name the keys that are read. covers: STATE-4"""
+    blob = "0" * 64 if task_id == "x y" else "x y"
+    key = keys.request(OTHER)
+    await written.put(key, {"apart": blob, "pieces": 1, "task_id": task_id})
+    with pytest.raises(CorruptState) as caught:
+        await written.records.get(written.partition, key, RequestRecord)
+    assert caught.value.key == key
 
 
 @pytest.mark.parametrize("seq", range(1, 7))

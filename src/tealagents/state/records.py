@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Generic, TypeGuard, TypeVar
+from typing import Annotated, Generic, TypeGuard, TypeVar
 
 import msgspec
 
@@ -58,13 +58,17 @@ class Headless(Exception):
     """A commit has parts to store out of line, but its task has no head yet: no one could find them again."""
 
 
+#: checked when read, because keys are made of them: a SHA-256 in hex, and a number of chunks
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Pieces = Annotated[int, msgspec.Meta(ge=0, le=9999)]
+
+
 class BlobRef(msgspec.Struct, frozen=True):
     """Stored in a log record in place of a body that is stored out of line."""
 
     #: SHA-256 of the body
-    blob: str
-    #: the number of chunks
-    pieces: int
+    blob: Digest
+    pieces: Pieces
 
     def keys(self, task_id: str) -> list[str]:
         """The keys of its chunks."""
@@ -74,9 +78,9 @@ class BlobRef(msgspec.Struct, frozen=True):
 class OutOfLine(msgspec.Struct, frozen=True):
     """Stored in place of a record whose content is stored out of line; `apart` is its SHA-256."""
 
-    apart: str
-    pieces: int
-    task_id: str
+    apart: Digest
+    pieces: Pieces
+    task_id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._~:-]{1,100}\Z")]
 
 
 #: the first bytes of an `OutOfLine` as JSON, and of no other record
@@ -425,7 +429,8 @@ class RecordStore:
         for raw in log_record.bodies:
             data = bytes(raw)
             if data.startswith(b'{"blob":'):
-                data = await self.get_blob(partition, task_id, codec.decoder(BlobRef).decode(data))
+                ref = codec.parse(_log_key(task_id, log_record), data, BlobRef)
+                data = await self.get_blob(partition, task_id, ref)
             found.append(data)
         return found
 
@@ -437,8 +442,12 @@ class RecordStore:
         try:
             return [(e, decode_body(b), len(b)) for e, b in zip(log_record.entries, bodies, strict=True)]
         except (msgspec.DecodeError, ValueError) as error:
-            key = keys.log(task_id, log_record.entries[0].seq if log_record.entries else 0)
+            key = _log_key(task_id, log_record)
             raise CorruptState(key, f"does not hold valid entries ({error})", task_id=task_id) from error
+
+
+def _log_key(task_id: str, log_record: LogRecord) -> str:
+    return keys.log(task_id, log_record.entries[0].seq if log_record.entries else 0)
 
 
 def blob_ref(data: bytes) -> BlobRef:
