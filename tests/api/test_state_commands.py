@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -181,6 +182,22 @@ def test_an_import_can_be_repeated(agent: Agent) -> None:
     whole = agent.run("state", "import", str(file), **there)
     assert f"{lines - (lines // 2 - 1)} records written, {lines // 2 - 1} already there" in whole.output
     assert agent.exported("again", **there) == file.read_bytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_an_export_is_imported_from_a_pipe(agent: Agent) -> None:
+    """As `<(zcat …)` is in a shell: it is read once, and not from its beginning again."""
+    with agent.served() as service, service.client() as client:
+        say(client, "hello")
+    exported = agent.exported()
+    pipe = agent.folder / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(exported,), daemon=True)
+    writer.start()
+    there = {"TA_PERSISTENCE": f"sqlite:///{agent.folder}/moved.db"}
+    result = agent.run("state", "import", str(pipe), **there)
+    assert result.exit_code == 0, result.output
+    assert agent.exported(**there) == exported
 
 
 @pytest.mark.parametrize(
@@ -367,6 +384,18 @@ def test_a_duration_that_is_none_is_refused(agent: Agent, age: str) -> None:
     """With what it should look like, or because the calendar does not go back as far."""
     agent.run("migrate")
     assert agent.run("state", "prune", f"--older-than={age}").exit_code == 2
+
+
+def test_months_are_not_taken_for_minutes(agent: Agent) -> None:
+    """Nothing is erased by a unit that can be misunderstood; the error names those that there are."""
+    with agent.served() as service, service.client() as client:
+        task = say(client, "hello")["task_id"]
+    old = "2026-01-01T00:00:00.000000Z"
+    asyncio.run(change(agent.url, "mock.ada", keys.task(task), updated_at=old))
+    result = agent.run("state", "prune", "--older-than", "6m")
+    assert result.exit_code == 2
+    assert "s, h, d, w" in result.output
+    assert agent.stats()["tasks"] == {"Completed": 1}
 
 
 # --- one user ---------------------------------------------------------------------------------------
@@ -602,6 +631,19 @@ def test_a_bad_entry_is_named(agent: Agent, key: str) -> None:
             assert ("TA_AUDIT_KEY is not set" in result.output) is said
 
 
+def test_damage_that_may_hide_a_task_is_shown_with_what_is_found(agent: Agent) -> None:
+    """The record of its owner: no one's tasks are found without it. covers: STATE-4"""
+    with agent.served() as service, service.client() as client:
+        task = say(client, "hello")["task_id"]
+    [name] = [name for name, _ in rows(agent.database) if " owner/" in name]
+    partition, key = name.split()
+    asyncio.run(put(agent.url, partition, key, b'{"half'))
+    result = agent.run("state", "verify-audit", task)
+    assert result.exit_code == 2
+    assert f"'{key}' does not have the form" in result.output.replace("\n", "")
+    assert "in the records that can be read" in result.output.replace("\n", " ")
+
+
 def test_what_there_is_is_counted(agent: Agent) -> None:
     """For a person, and as JSON for machines."""
     with agent.served() as service, service.client("ada") as ada, service.client("eve") as eve:
@@ -622,6 +664,20 @@ def test_state_in_memory_cannot_be_looked_at(agent: Agent) -> None:
     result = agent.run("state", "stats", TA_PERSISTENCE="memory://")
     assert result.exit_code == 2
     assert "TA_PERSISTENCE" in result.output
+
+
+def test_an_agent_of_the_earlier_platform_has_no_state_to_look_at(agent: Agent) -> None:
+    """The advice is not to set TA_PERSISTENCE, which has no effect there."""
+    file = agent.folder / "earlier.yaml"
+    file.write_text(
+        "apiVersion: skagents/v1\nkind: Sequential\nservice_name: Old\nversion: 1\ninput_type: BaseInput\n"
+        "spec:\n  agents: [{name: first, model: offline, system_prompt: Be brief.}]\n"
+        "  tasks: [{name: greet, task_no: 1, instructions: hello, agent: first}]\n"
+    )
+    result = agent.run("state", "stats", "--config", str(file))
+    assert result.exit_code == 2
+    assert "keeps no state" in result.output.replace("\n", " ")
+    assert "TA_PERSISTENCE" not in result.output
 
 
 @pytest.mark.parametrize("command", ["stats", "export", "prune", "verify-audit"])

@@ -48,7 +48,8 @@ T = TypeVar("T")
 
 #: the most problems that are listed
 MOST_SHOWN = 20
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+#: no `m`: whoever means six months would erase all but the last six minutes
+_UNITS = {"s": 1, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 state = typer.Typer(
     cls=GroupWithHelp, no_args_is_help=True, help="Inspect, move, prune and verify stored state."
@@ -77,6 +78,8 @@ def _load_checked(path: Path | None) -> ServiceConfig:
     from tealagents.bootstrap import weak_keys
 
     config = load_or_exit(path)
+    if config.stateless:
+        raise fail(f"{config.source}: an agent of the earlier platform keeps no state")
     if weak := weak_keys(config):
         raise fail(*weak)
     if config.persistence.startswith("memory:"):
@@ -302,17 +305,16 @@ def import_command(
 
 @contextmanager
 def _input_file(file: Path) -> Iterator[IO[bytes]]:
-    """Opens a file, or a copy of standard input, which may be a pipe and is read twice."""
+    """Opens a file; or a copy of standard input, or of another pipe, because the input is read twice."""
     if file == Path("-") and sys.stdin is None:
         raise fail("there is nothing to import: standard input is closed")
     with ExitStack() as opened:
         lines: IO[bytes]
         try:
-            if file == Path("-"):
-                lines = opened.enter_context(tempfile.TemporaryFile())
-                shutil.copyfileobj(sys.stdin.buffer, lines)
-            else:
-                lines = opened.enter_context(file.open("rb"))
+            lines = sys.stdin.buffer if file == Path("-") else opened.enter_context(file.open("rb"))
+            if file == Path("-") or not lines.seekable():
+                source, lines = lines, opened.enter_context(tempfile.TemporaryFile())
+                shutil.copyfileobj(source, lines)
         except OSError as error:
             raise fail(f"{file}: {file_reason(error)}") from None
         yield lines
@@ -374,7 +376,8 @@ def _ago(duration: str) -> datetime:
     number, unit = duration[:-1], duration[-1:]
     if unit not in _UNITS or not number.isdecimal():
         raise typer.BadParameter(
-            f"{duration!r} is not a duration; write a number and one of {', '.join(_UNITS)}"
+            f"{duration!r} is not a duration; write a number and one of {', '.join(_UNITS)} (seconds, hours, "
+            "days, weeks)"
         )
     try:
         return datetime.now(UTC) - timedelta(seconds=int(number) * _UNITS[unit])
@@ -530,7 +533,8 @@ def verify_command(
     for fault in faults:
         print(fault)
     if task is not None and not tasks:
-        raise fail(f"there is no task {task}")
+        _show_problems(damaged, "damaged records")
+        raise fail(f"there is no task {task}{' in the records that can be read' if damaged else ''}")
     print(
         f"{_count_text(tasks, 'task')}, {_count_text(entries, 'good entry', 'good entries')}, "
         f"{_count_text(len(faults), 'task')} with a bad one"
