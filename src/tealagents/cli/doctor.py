@@ -332,7 +332,7 @@ async def _examine_content(config: ServiceConfig, store: Store) -> AsyncIterator
         inventory.damaged.append(str(error))
         fault = None
     for damage in inventory.damaged[:1]:
-        remedy = "Restore a backup: `tealagents state export` names every damaged record."
+        remedy = "Restore a backup: `tealagents state export` names every damaged record that it exports."
         if "is sealed with the key" in damage:
             remedy = f"If that is an earlier key, add it to TA_ENCRYPTION_OLD_KEYS. Otherwise: {remedy}"
         yield Diagnosis(f"a stored record cannot be read: {damage}", remedy)
