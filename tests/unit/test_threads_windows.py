@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from threads_setup import SYSTEM, CountedStore, Engine
@@ -31,6 +31,15 @@ def view(name: str, **options: Any) -> Any:
 
 def last_sent(model: ScriptedModel) -> list[str]:
     return [str(message["content"]) for message in model.calls[-1].messages]
+
+
+def brought(name: str, count: int) -> list[Earlier]:
+    """`count` rounds that a client brings."""
+    words = [(f"{name}{n}", "yes") for n in range(count)]
+    roles: tuple[Literal["user", "assistant"], ...] = ("user", "assistant")
+    return [
+        Earlier(role, (Item("text", text),)) for said in words for role, text in zip(roles, said, strict=True)
+    ]
 
 
 async def talk(engine: Engine, count: int, task_id: str | None = None) -> str:
@@ -223,6 +232,48 @@ async def test_rounds_that_the_agent_did_not_answer_are_counted(store: CountedSt
             await engine.say("now", conversation)
             assert last_sent(model)[1].endswith("From User: message 0 to User: message 2")
             assert last_sent(model)[2:] == [*shown, "now"]
+
+
+async def test_rounds_that_a_client_brings_are_counted_one_by_one(store: CountedStore) -> None:
+    """However many came with one request: before the first message, or between two. covers: THREAD-8"""
+    model = ScriptedModel()
+    async with Engine(store, model, view=view("sliding_window", max_rounds=3)) as engine:
+        task_id = (await engine.say("now", earlier=brought("a", 4))).task_id
+        assert last_sent(model)[1:] == ["a2", "yes", "a3", "yes", "now"]
+        await Changes(engine.tasks).add(engine.partition, task_id, engine.caller.user, brought("b", 4))
+        await engine.say("and now", task_id)
+        assert last_sent(model)[1:] == ["b2", "yes", "b3", "yes", "and now"]
+        await engine.say("later", task_id)
+        assert last_sent(model)[1:] == ["b3", "yes", "and now", "ok", "later"]
+
+
+async def test_rounds_that_a_client_brings_are_summarised(store: CountedStore) -> None:
+    """The summary ends between two of them, and stays right in a fork that ends there, after a rollback, and
+    in another process. covers: THREAD-6, THREAD-7, THREAD-8"""
+    model = ScriptedModel(summarising)
+    reducers = view("summarize", max_messages=6, keep_messages=2)
+    async with Engine(store, model, view=reducers) as engine:
+        task_id, user = (await engine.say("first")).task_id, engine.caller.user
+        changes = Changes(engine.tasks)
+        await changes.add(engine.partition, task_id, user, brought("a", 6))
+        summed = await engine.say("now", task_id)
+        assert last_sent(model)[1].endswith("From User: first to User: a4")
+        assert last_sent(model)[2:] == ["a5", "yes", "now"]
+        await changes.add(engine.partition, task_id, user, brought("b", 2))
+        head = (await engine.tasks.head(engine.partition, task_id)).value
+        messages, _ = await engine.tasks.history.messages(engine.partition, task_id, head.path, limit=100)
+        (place,) = (each.message_id for each in messages if each.text == "b1")
+        forked = await fork(engine.tasks, engine.partition, task_id, user, message_id=place)
+        shown = ["a5", "yes", "now", "ok", "b0", "yes", "b1"]
+        model.calls.clear()
+    async with Engine(store, model, view=view("summarize", max_messages=20, keep_messages=2)) as engine:
+        for conversation, behind in ((task_id, [*shown, "yes"]), (forked.task_id, shown)):
+            await engine.say("and now", conversation)
+            assert last_sent(model)[1].endswith("From User: first to User: a4")
+            assert last_sent(model)[2:] == [*behind, "and now"]
+        await Changes(engine.tasks).rollback(engine.partition, task_id, user, summed.request_id)
+        await engine.say("again", task_id)
+        assert last_sent(model)[2:] == ["a5", "yes", "now", "ok", "again"]
 
 
 # --- paths ----------------------------------------------------------------------------------------

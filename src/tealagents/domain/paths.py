@@ -88,10 +88,10 @@ def extended_by_note(head: Head) -> Head:
     return head
 
 
-def count_round(context: Json | None) -> Json | None:
-    """A checkpoint's context with its round counter (`turn`) raised by one, for a round without the agent's
-    answer: added messages, or a part of a round. Summaries refer to rounds by this number."""
-    return context and {**context, "turn": context.get("turn", 0) + 1}
+def count_rounds(context: Json | None, rounds: int = 1) -> Json | None:
+    """A checkpoint's context with its round counter (`turn`) raised, for rounds without the agent's answer:
+    added messages, or a part of a round. Summaries refer to rounds by this number."""
+    return context and {**context, "turn": context.get("turn", 0) + rounds}
 
 
 def extend(path: Path, first: int, last: int) -> Path:

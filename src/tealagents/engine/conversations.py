@@ -59,11 +59,12 @@ class TaskConversation:
         turn = int((window.context or {}).get("turn", 0))
         async with aclosing(self._conversations.viewed.rounds(self._writer.partition, window)) as rounds:
             async for known in rounds:
-                begins = known.first_seq - window.path[0][0] <= 1
+                begins, older = known.first_seq - window.path[0][0] <= 1, turn - known.rounds
                 for n, part in reversed(list(enumerate(known.parts))):
                     part.turn, part.first = turn, begins and n == 0
                     yield part
-                turn -= 1
+                    turn -= part.begins
+                turn = older
 
     def looked(self) -> None:
         assert self._window is not None

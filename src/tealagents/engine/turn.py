@@ -20,7 +20,7 @@ from tealagents.domain.models import (
     RequestSetup,
     User,
 )
-from tealagents.domain.paths import count_round
+from tealagents.domain.paths import count_rounds
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import (
     Answered,
@@ -121,7 +121,7 @@ class Turn(Struct, kw_only=True, eq=False):
         self.reported = True
         reports = await self.providers.invoked(self.gathered, response, None)
         if self.context is None:
-            return count_round(self.remembered) or None, reports
+            return count_rounds(self.remembered) or None, reports
         states = self.gathered.states  # the checked copies: a provider that was given up may still write
         before = self.remembered.get("providers") or {}
         absent = {name: state for name, state in before.items() if name not in self.gathered.invocations}

@@ -31,7 +31,7 @@ from tealagents.domain.models import (
 from tealagents.state import keys
 from tealagents.state.audit_chain import draft
 from tealagents.state.copying import Copy
-from tealagents.state.history import History, in_call_order, up_to
+from tealagents.state.history import History, in_call_order, in_rounds, up_to
 from tealagents.state.records import Stored, no_task
 from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import SERVICE
@@ -211,7 +211,7 @@ class _Fork(Struct, frozen=True):
                 whole = ending is not None and len(kept) == len(messages)
                 record = await self._copied(each, kept, ending if whole else None)
                 # the context of a request is that of its end: it does not hold if the copy ends within it
-                context = record.context if whole else paths.count_round(context)
+                context = record.context if whole else paths.count_rounds(context, len(in_rounds(kept)))
                 await self.copy.add_request(replace(record, parent=last, context=context))
                 last = record.request_id
             if ends:

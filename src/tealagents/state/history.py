@@ -383,6 +383,16 @@ def _page_of(found: Sequence[Message], following: Message) -> list[Message]:
     return in_call_order(found)
 
 
+def in_rounds(messages: Iterable[Message]) -> list[list[Message]]:
+    """The messages in rounds, oldest first: the first message begins one, and so does each of a user."""
+    rounds: list[list[Message]] = []
+    for message in messages:
+        if not rounds or message.role == "user":
+            rounds.append([])
+        rounds[-1].append(message)
+    return rounds
+
+
 def grouped(messages: Iterable[Message]) -> Iterator[list[Message]]:
     """The messages in groups: a tool round (the calls and all their results) is one, others stand alone."""
     group: list[Message] = []

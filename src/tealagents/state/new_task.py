@@ -18,6 +18,7 @@ from tealagents.domain.models import (
 )
 from tealagents.state import keys
 from tealagents.state.audit_chain import draft
+from tealagents.state.history import in_rounds
 from tealagents.state.new_message import Earlier, NewMessage, message_of
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import Stored
@@ -98,15 +99,8 @@ def resent(
     """
     request_id = ids.new_id(head.owner.key)
     first_seq, last_seq = head.tail_seq + 1, head.tail_seq + len(said) + 1
-    entries = [
-        draft(
-            "message.copied",
-            actor,
-            request_id,
-            MessageBody(message_of(request_id, each.role, each.items, now)),
-        )
-        for each in said
-    ]
+    messages = [message_of(request_id, each.role, each.items, now) for each in said]
+    entries = [draft("message.copied", actor, request_id, MessageBody(each)) for each in messages]
     end = RequestEnd(request_id=request_id, status="Completed", first_seq=first_seq, ended_at=now)
     entries.append(draft("request.copied", SERVICE, request_id, end))
     path = paths.extend(head.path, first_seq, last_seq)
@@ -124,7 +118,7 @@ def resent(
         path=path,
         source=source,
         last_event=2,
-        context=paths.count_round(context),
+        context=paths.count_rounds(context, len(in_rounds(messages))),
         imported=True,
         resent=True,
     )

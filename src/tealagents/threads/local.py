@@ -14,7 +14,7 @@ from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound
 from tealagents.domain.models import Item, Json, Message, Origin
 from tealagents.domain.texts import check_encodable
-from tealagents.state.history import up_to
+from tealagents.state.history import in_rounds, up_to
 from tealagents.threads.base import AgentThread, ThreadCheckpoint
 from tealagents.threads.message_stores import (
     MessageStore,
@@ -210,11 +210,7 @@ class LocalThread(AgentThread):
     def parts(self) -> list[Part]:
         """The messages in parts, oldest first, for a view; the newest round has the number
         `context["turn"]`."""
-        rounds: list[list[Message]] = []
-        for message in self.messages:
-            if not rounds or message.role == "user":
-                rounds.append([])
-            rounds[-1].append(message)
+        rounds = in_rounds(self.messages)
         oldest = int(self.context.get("turn", 0)) - len(rounds) + 1
         return [part for n, messages in enumerate(rounds, oldest) for part in parts_of(messages, n)]
 

@@ -21,7 +21,7 @@ from tealagents.domain.models import Head, Json, Message, Path
 from tealagents.domain.paths import extend as extended
 from tealagents.domain.paths import split
 from tealagents.domain.ports import Model
-from tealagents.state.history import History, Round
+from tealagents.state.history import History, Round, in_rounds
 from tealagents.state.records import RecordStore
 from tealagents.threads.views import Part, parts_of
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class KnownRound(Struct, Generic[T]):
-    """What is kept of one round."""
+    """What is kept of one completed request: of its round, or of the rounds that a client brought with it."""
 
     #: the number of its first entry in the log
     first_seq: int
@@ -50,6 +50,8 @@ class KnownRound(Struct, Generic[T]):
     parts: list[T]
     #: in bytes, as estimated
     size: int
+    #: how many rounds of the conversation it is; set if it has parts
+    rounds: int = 1
 
 
 class Window(Generic[T]):
@@ -285,9 +287,11 @@ class Windows(Generic[T]):
 
 
 def in_parts(completed: Round) -> KnownRound[Part]:
-    """A round in parts, as views need it."""
+    """A request's messages in parts, as views need them. A client may have brought several rounds at once."""
     size = ROUND_OVERHEAD + sum(_size(message) for message in completed.messages)
-    return KnownRound(completed.first_seq, parts_of(completed.messages), size)
+    rounds = in_rounds(completed.messages)
+    parts = [part for messages in rounds for part in parts_of(messages)]
+    return KnownRound(completed.first_seq, parts, size, len(rounds))
 
 
 def encoded_by(model: Model) -> Callable[[Round], KnownRound[bytes]]:
