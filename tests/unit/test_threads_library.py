@@ -1354,6 +1354,45 @@ async def test_a_summary_does_not_repeat_what_an_edit_has_replaced(
             assert "1234" not in str(service.requests[-1]["body"]["messages"])
 
 
+@pytest.mark.parametrize("stored", [False, True])
+async def test_an_answer_that_is_added_behind_a_summary_is_sent(
+    make: MakeAgent, service: OfflineModel, stored: bool
+) -> None:
+    """Also to a fork, and after a rollback: it is newer than the summary. covers: THREAD-7, THREAD-8"""
+    options = {"max_messages": 2, "keep_messages": 0, "trigger": "after_message_added"}
+    given: dict[str, Any] = {"message_stores": MemoryMessages} if stored else {}
+    async with make(thread={"reducers": [{"name": "summarize", **options}]}, **given) as agent:
+        thread = agent.get_local_thread()
+        for text in ("one", "two"):
+            await agent.run(text, thread)
+        before = thread.checkpoints[-1].checkpoint_id
+        _, reminder = exchange("", "The train leaves at 9.")
+        await thread.on_new_messages([reminder])
+        assert [part.turn for part in thread.parts()] == [1, 1, 2, 2, 3]
+        fork = thread.fork()
+        await agent.run("three", thread)
+        await agent.run("three", fork)
+        after = thread.checkpoints[-1].checkpoint_id
+        thread.rollback(before)
+        thread.rollback(after)
+        await agent.run("four", thread)
+    sent = [request["body"]["messages"] for request in service.requests]
+    shown = [[message["content"] for message in messages[2:]] for messages in sent]
+    assert shown.count(["The train leaves at 9.", "three"]) == 2
+    assert shown[-1] == ["four"]
+
+
+async def test_results_that_are_added_after_a_checkpoint_stay_with_their_calls() -> None:
+    """The model is sent both or neither, and they are one round. covers: THREAD-8"""
+    asked, result = tool_round("done")
+    thread = LocalThread()
+    await thread.on_new_messages([*exchange("one", "yes"), *exchange("two", "yes")[:1], asked])
+    thread.checkpoint()
+    await thread.on_new_messages([result, *exchange("", "It is done.")[1:]])
+    assert [part.turn for part in thread.parts()] == [1, 1, 2, 2, 2]
+    assert thread.parts()[-2].messages == (asked, result)
+
+
 async def test_an_edit_changes_the_present_only() -> None:
     """A rollback shows what a checkpoint marked, with the edits before it; so do forks and copies.
 

@@ -137,30 +137,41 @@ class LocalThread(AgentThread):
         stored = self._stored
         if stored is None:
             await self.create()
+            rounds = self._rounds_since()
             for message in _distinct(messages, self._messages):
                 self._messages[message.message_id] = message
                 self._pending.append(message.message_id)
+            self._count(self._rounds_since() - rounds)
         else:
             if stored.unstored or not stored.is_read:
                 await self.create()
             self._check_there()
             messages = _distinct(messages, self._messages.keys() | stored.dropped)
-            self._take_in(await stored.add(messages), own=[message.message_id for message in messages])
-        self.context["turn"] = int(self.context.get("turn", 0)) + _rounds(messages)
+            self._take_in(await stored.add(messages))
 
-    def _take_in(self, kept: Sequence[Message], own: Sequence[str] = ()) -> None:
+    def _take_in(self, kept: Sequence[Message]) -> None:
         """Replaces the known messages by `kept`; unknown ones count as new, in their order.
 
-        Rounds that other writers added (not in `own`) raise the round number, too: summaries refer to it.
+        Rounds that other writers added raise the round number, too: summaries refer to it.
         """
         self._messages = {message.message_id: message for message in kept}
         in_checkpoints = {message_id for each in self._checkpoints.values() for message_id in each.messages}
         known = in_checkpoints.union(self._beginning, self._pending)
         self._pending = [message_id for message_id in self._pending if message_id in self._messages]
-        new = [message_id for message_id in self._messages if message_id not in known]
-        self._pending += new
-        if others := _rounds([self._messages[message_id] for message_id in new if message_id not in own]):
-            self.context["turn"] = int(self.context.get("turn", 0)) + others
+        rounds = self._rounds_since()
+        self._pending += [message_id for message_id in self._messages if message_id not in known]
+        self._count(self._rounds_since() - rounds)
+
+    def _rounds_since(self) -> int:
+        """The number of rounds that have begun since the current checkpoint."""
+        return _rounds(self._known(self._pending))
+
+    def _count(self, rounds: int) -> None:
+        if rounds:
+            self.context["turn"] = int(self.context.get("turn", 0)) + rounds
+
+    def _known(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self._messages[message_id] for message_id in message_ids if message_id in self._messages]
 
     async def _erase(self) -> None:
         if self._stored is not None:
@@ -177,13 +188,14 @@ class LocalThread(AgentThread):
     def messages(self) -> Sequence[Message]:
         self._check_there()
         self._check_read()
+        return [message for section in self._sections() for message in section]
+
+    def _sections(self) -> list[list[Message]]:
+        """The messages that the thread was created with, those of each checkpoint, and those since."""
         lineage = self._lineage()
-        in_checkpoints = (message_id for checkpoint in lineage for message_id in checkpoint.messages)
-        order = [*self._beginning, *in_checkpoints, *self._pending]
         edits = _edits_of(lineage) | self._edits
-        return [
-            _edited(self._messages[message_id], edits) for message_id in order if message_id in self._messages
-        ]
+        sections = (self._beginning, *(checkpoint.messages for checkpoint in lineage), self._pending)
+        return [[_edited(message, edits) for message in self._known(section)] for section in sections]
 
     def _check_read(self) -> None:
         if self._stored is not None and not self._stored.is_read:
@@ -209,8 +221,19 @@ class LocalThread(AgentThread):
 
     def parts(self) -> list[Part]:
         """The messages in parts, oldest first, for a view; the newest round has the number
-        `context["turn"]`."""
-        rounds = in_rounds(self.messages)
+        `context["turn"]`.
+
+        What is added after a checkpoint begins a round, even without a user's message: a summary that the
+        checkpoint has does not include it.
+        """
+        self._check_there()
+        self._check_read()
+        rounds: list[list[Message]] = []
+        for messages in (each for section in self._sections() for each in in_rounds(section)):
+            if rounds and _continues(messages):
+                rounds[-1] += messages
+            else:
+                rounds.append(messages)
         oldest = int(self.context.get("turn", 0)) - len(rounds) + 1
         return [part for n, messages in enumerate(rounds, oldest) for part in parts_of(messages, n)]
 
@@ -363,5 +386,10 @@ def _with_new_ids(edits: Mapping[str, str], new_ids: Mapping[str, str]) -> dict[
 
 
 def _rounds(messages: Sequence[Message]) -> int:
-    """The number of rounds that begin with one of these messages."""
-    return sum(message.role == "user" for message in messages)
+    """The number of rounds that begin with one of these messages, which were added after a checkpoint."""
+    return sum(not _continues(each) for each in in_rounds(messages))
+
+
+def _continues(messages: Sequence[Message]) -> bool:
+    """Whether messages belong to the round before them: they are results of its tool calls."""
+    return messages[0].role == "tool"
