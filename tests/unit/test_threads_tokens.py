@@ -1,5 +1,6 @@
 """Counting tokens without a network."""
 
+import re
 import socket
 import sys
 from pathlib import Path
@@ -145,3 +146,30 @@ def own_counter(text: str) -> int:
 def test_a_counter_of_ones_own_is_named() -> None:
     """As `module:function`."""
     assert counter_for("any", f"{__name__}:own_counter").count("four") == 4
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("raise RuntimeError('no table')", "cannot be imported: own_counter.py, line 1: RuntimeError: no"),
+        ("count = 5", "is not a function"),
+        ("def count(text): return text[0]", "failed with an empty text: own_counter.py, line 1: IndexE"),
+        ("def count(text): return text.split()", "must return a number of tokens, not list"),
+        ("", "does not exist: own_counter has no 'count'"),
+    ],
+)
+def test_a_counter_that_cannot_count_is_refused_at_start(
+    code: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the file and the line that are at fault. covers: THREAD-8"""
+    (tmp_path / "own_counter.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("own_counter", None)
+    with pytest.raises(TokensUnknown, match=re.escape(f"'own_counter:count' {complaint}")):
+        counter_for("any", "own_counter:count")
+
+
+def test_a_counter_without_a_module_is_refused() -> None:
+    """As a mistake in the config, not as one of the program."""
+    with pytest.raises(TokensUnknown, match="tokenizer ':count' cannot be imported"):
+        counter_for("any", ":count")

@@ -7,11 +7,12 @@ Other vendors' tokenizers differ by some percent: leave a reserve, or name a fun
 
 import re
 from collections.abc import Callable, Mapping
-from importlib import import_module
+from numbers import Integral
 
 from msgspec import Struct
 
 from tealagents.domain.models import Message
+from tealagents.registry import Registry, raised
 
 #: how many tokens a text has
 Count = Callable[[str], int]
@@ -30,6 +31,9 @@ class Counter(Struct, frozen=True):
 
 class TokensUnknown(ValueError):
     """An unknown tokenizer, or a model whose window is unknown. The text says what to do."""
+
+
+_REGISTRY = Registry(word="tokenizer", error=TokensUnknown)
 
 
 # --- tokenizers -----------------------------------------------------------------------------------
@@ -88,11 +92,20 @@ def _table(name: str) -> Counter | None:
 
 
 def _own(reference: str) -> Count:
-    module, _, name = reference.partition(":")
+    """A function of the operator's, tried once, so that a mistake in it is reported at start."""
+    count: Count = _REGISTRY.find(reference)
+    if not callable(count):
+        raise TokensUnknown(f"The tokenizer {reference!r} is not a function.")
     try:
-        count: Count = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise TokensUnknown(f"The tokenizer {reference!r} cannot be imported: {error}.") from error
+        tokens = count("")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as wrong:
+        reason = raised(wrong, reference.partition(":")[0])
+        raise TokensUnknown(f"The tokenizer {reference!r} failed with an empty text: {reason}") from wrong
+    if not isinstance(tokens, Integral):
+        kind = type(tokens).__name__
+        raise TokensUnknown(f"The tokenizer {reference!r} must return a number of tokens, not {kind}.")
     return count
 
 
