@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from threads_setup import (
     SYSTEM,
     conversations,
@@ -113,6 +114,23 @@ async def test_token_budget_sends_what_fits() -> None:
         view = open_view([("token_budget", {"max_tokens": budget, "tokenizer": "estimate"})], "any")
         assert view is not None
         assert len(await sent(view, HELLOS, running)) == 2 + 2 * rounds
+
+
+class Reasoning(ScriptedModel):
+    """A model that is sent native data."""
+
+    def encode(self, message: Message) -> bytes:
+        return msgspec.json.encode([msgspec.Raw(super().encode(message)), message.native])
+
+
+@pytest.mark.parametrize(("model", "shown"), [(ScriptedModel(), True), (Reasoning(), False)])
+async def test_native_data_counts_if_the_model_is_sent_it(model: ScriptedModel, shown: bool) -> None:
+    """That of another model, or of another client, is not. covers: THREAD-8"""
+    asked, result = tool_round("done")
+    earlier = [[said("user", "look"), replace(asked, native="reasoning " * 100), result]]
+    view = View([reducer("token_budget", max_tokens=100, tokenizer="estimate")])
+    composed = await prompt_of(view, earlier, [said("user", "now")], model=model).compose()
+    assert (len(composed.parts) == 5) is shown
 
 
 @pytest.mark.parametrize(

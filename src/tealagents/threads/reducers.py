@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tealagents.domain import ids
 from tealagents.domain.models import Item, Message
+from tealagents.domain.ports import Model
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.tokens import (
     ESTIMATE,
@@ -155,25 +156,25 @@ class TokenBudget:
             self.prepare(upcoming.model.name)
         room = self._budget - self._always_sent(upcoming)
         async for part in parts:
-            room -= self.weigh(part)
+            room -= self.weigh(part, upcoming.model)
             if part.messages and room < 0:
                 return
             yield part
 
-    def weigh(self, part: Part) -> int:
+    def weigh(self, part: Part, model: Model) -> int:
         """The tokens of a part; the part keeps the count."""
         name = self._counter.name
         known = part.weights.get(name)
         if known is None:
             count, images = self._counter.count, self._options.image_tokens
-            known = sum(message_tokens(message, count, images) for message in part.messages)
+            known = sum(message_tokens(_as_sent(each, model), count, images) for each in part.messages)
             if part.standing:
                 known += message_tokens(text_message(part.standing), count, images)
             part.weights[name] = known
         return known
 
     def _always_sent(self, upcoming: Upcoming) -> int:
-        tokens = sum(self.weigh(part) for part in upcoming.running)
+        tokens = sum(self.weigh(part, upcoming.model) for part in upcoming.running)
         tokens += sum(MESSAGE_TOKENS + self._fixed_tokens(text) for text in upcoming.system)
         return tokens + self._fixed_tokens(upcoming.tools)
 
@@ -186,6 +187,14 @@ class TokenBudget:
                 self._fixed.clear()
             self._fixed[text] = known
         return known
+
+
+def _as_sent(message: Message, model: Model) -> Message:
+    """The message, without native data of another model or client, which this model is not sent."""
+    if not message.native:
+        return message
+    without = replace(message, native="")
+    return without if model.encode(message) == model.encode(without) else message
 
 
 class TrimToolResultsOptions(ReducerOptions):
