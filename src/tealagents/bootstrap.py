@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tealagents import telemetry
@@ -132,7 +133,7 @@ def model_of(config: ServiceConfig, credential: AzureCredential | None = None) -
     }
     if name == "openai-responses":
         options["store"] = config.thread.kind == "remote"
-    model = open_model(name, **options)
+    model = open_model(name, config.source.parent, **options)
     if config.thread.kind == "remote" and not model.supports_remote_threads:
         raise ModelConfigError(
             f"The model client {name!r} keeps no conversations, which thread.kind: remote requires. Use "
@@ -155,11 +156,13 @@ def agent_of(config: ServiceConfig, model: Model, govern: Govern) -> AgentSpec:
 
 def view_of(config: ServiceConfig) -> View | None:
     """What of a conversation the config lets the model see; None: all of it."""
-    return open_view([(each.name, each.options) for each in config.thread.reducers], config.agent.model)
+    reducers = [(each.name, each.options) for each in config.thread.reducers]
+    return open_view(reducers, config.agent.model, config.source.parent)
 
 
 def providers_of(config: ServiceConfig) -> Providers:
-    return open_providers([(each.name, each.options) for each in config.thread.context_providers])
+    providers = [(each.name, each.options) for each in config.thread.context_providers]
+    return open_providers(providers, config.source.parent)
 
 
 def credential_of(config: ServiceConfig) -> AzureCredential | None:
@@ -475,16 +478,17 @@ def parts(config: ServiceConfig) -> Iterator[tuple[KeyPath, Callable[[], object]
         key = ("spec", "thread", "reducers", index)
         choice = (reducer.name, reducer.options)
         # some need to know how much the model takes, by its name
-        yield key, partial(open_reducer, *choice) if model is None else partial(open_view, [choice], model)
+        one = partial(open_reducer, *choice) if model is None else partial(open_view, [choice], model)
+        yield key, partial(one, folder=config.source.parent)
     made: list[ContextProvider] = []
     for index, provider in enumerate(config.thread.context_providers):
         key = ("spec", "thread", "context_providers", index)
-        yield key, partial(_add, made, provider.name, provider.options)
+        yield key, partial(_add, made, provider.name, provider.options, config.source.parent)
 
 
-def _add(made: list[ContextProvider], name: str, options: Json) -> None:
+def _add(made: list[ContextProvider], name: str, options: Json, folder: Path) -> None:
     """Makes a provider to stand beside those that are made."""
-    provider = open_provider(name, options)
+    provider = open_provider(name, options, folder)
     Providers([*made, provider])
     made.append(provider)
 

@@ -22,6 +22,9 @@ from tealagents.mistakes import explained, sentence
 
 __all__ = ["Registry", "import_from", "place_of", "raised"]
 
+#: those of `import_from`, resolved
+_folders: set[Path] = set()
+
 
 class Registry(Struct, frozen=True, kw_only=True):
     """The names of one kind of adapter."""
@@ -44,8 +47,9 @@ class Registry(Struct, frozen=True, kw_only=True):
     def known(self) -> list[str]:
         return sorted({*self.built_in, *(point.name for point in entry_points(group=self.group))})
 
-    def find(self, name: str) -> Any:
-        """What a name stands for."""
+    def find(self, name: str, folder: Path | None = None) -> Any:
+        """What a name stands for. `folder` is that of the config file which names it: a module beside that
+        file is meant, and not another one of its name."""
         module, colon, attribute = self._reference(name).partition(":")
         if not colon:
             known = ", ".join(self.known())
@@ -62,6 +66,11 @@ class Registry(Struct, frozen=True, kw_only=True):
         except BaseException as wrong:
             reason = raised(wrong, module)
             raise self.error(f"The {self.word} {name!r} cannot be imported: {reason}") from wrong
+        if folder is not None and (other := _hidden_by(folder, name)):
+            raise self.error(
+                f"The {self.word} {name!r} cannot be imported from {folder}: Python has the module {module} "
+                f"from {other}. A program has one module of each name: rename this one."
+            )
         try:
             return getattr(imported, attribute)
         except AttributeError:
@@ -145,7 +154,24 @@ def raised(error: BaseException, module: str) -> str:
     return sentence(f"{place}{type(error).__name__}{said and ': '}{said}")
 
 
+def _hidden_by(folder: Path, name: str) -> str | None:
+    """The file of another config's folder that Python has imported in place of the folder's, for a name
+    `module:Class`; None if there is none. What is installed may be a copy of the folder's, on purpose."""
+    module = name.partition(":")[0].partition(".")[0]
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or not any(each.is_file() for each in _places(folder, module)):
+        return None
+    others = (place for other in _folders - {folder.resolve()} for place in _places(other, module))
+    return file if Path(file).resolve() in map(Path.resolve, others) else None
+
+
+def _places(folder: Path, module: str) -> tuple[Path, Path]:
+    return folder / f"{module}.py", folder / module / "__init__.py"
+
+
 def import_from(folder: Path) -> None:
-    """Lets the modules of a folder be imported. They hide none of the same name elsewhere."""
+    """Lets the modules of a folder be imported. They hide none of the same name elsewhere: `Registry.find`
+    reports those that another such folder hides."""
+    _folders.add(folder.resolve())
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

@@ -31,6 +31,7 @@ def _sources(config: ServiceConfig, unset: list[str] | None = None) -> Sources:
         # their own limit ends a call that was sent; the one from outside allows for waiting besides
         servers=[each.limited(seconds) for each in agent.mcp_servers],
         toolsets=[(each.name, each.options) for each in agent.toolsets],
+        folder=config.source.parent,
         catalogue_file=config.plugin_catalog_file,
         more_to_come=bool(config.thread.context_providers),
         trace_headers=_trace_headers(config.telemetry),

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -63,6 +64,7 @@ from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.message_stores import MemoryMessages
 from tealagents.threads.reducers import TokenBudget, TokenBudgetOptions
 from tealagents.threads.summaries import Summarize, SummarizeOptions
+from tealagents.tools import ToolsetError
 
 PLUGINS = '''
 from tealagents.domain.errors import NeedsAuthorization
@@ -1820,3 +1822,51 @@ async def test_a_subclass_hears_of_new_messages(make: MakeAgent) -> None:
     async with make() as agent:
         await agent.run("hello", Diary())
     assert heard == ["hello", "Hello! How can I help?"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("context_provider", {"thread": {"context_providers": [{"name": "own_context_provider:Own"}]}}),
+        ("reducer", {"thread": {"reducers": [{"name": "own_reducer:Own"}]}}),
+        ("toolset", {"agent": {"toolsets": [{"name": "own_toolset:Own"}]}}),
+        ("model_client", {"agent": {"client": "own_model_client:Own"}}),
+    ],
+)
+@pytest.mark.parametrize("file", ["{}.py", "{}/__init__.py"])
+async def test_a_module_of_another_agent_is_not_taken_for_ones_own(
+    tmp_path: Path, kind: str, fields: dict[str, Any], file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python has one module of each name: an agent whose module another one's hides is refused."""
+    module = f"own_{kind}"
+    for folder in (tmp_path / "draft", tmp_path / "review"):
+        (own := folder / file.format(module)).parent.mkdir(parents=True)
+        own.write_text("class Own:\n    pass\n")
+        (folder / "config.yaml").write_text(yaml.safe_dump(agent_config(**fields)))
+    monkeypatch.syspath_prepend(tmp_path / "draft")
+    sys.modules.pop(module, None)
+    import_module(module)
+    env = {"TA_BASE_URL": "http://127.0.0.1:9/v1", "TA_API_KEY": "key"}
+    for agent, is_hidden in (("draft", False), ("review", True)):
+        with pytest.raises((ValueError, ToolsetError), match=f"{module}:Own") as refused:
+            await Agent.from_config(tmp_path / agent / "config.yaml", env=env, dotenv=None).run("hello")
+        hidden = (
+            f"cannot be imported from {tmp_path / 'review'}: Python has the module {module} from {tmp_path}"
+        )
+        assert (hidden in str(refused.value)) is is_hidden
+
+
+async def test_a_copy_of_a_module_that_is_installed_is_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an image that installs a project beside whose sources its config lies."""
+    for folder in (tmp_path / "installed", tmp_path / "sources"):
+        folder.mkdir()
+        (folder / "own_copy.py").write_text("class Own:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    config = tmp_path / "sources" / "config.yaml"
+    config.write_text(yaml.safe_dump(agent_config(agent={"client": "own_copy:Own"})))
+    env = {"TA_BASE_URL": "http://127.0.0.1:9/v1", "TA_API_KEY": "key"}
+    with pytest.raises(ValueError, match="own_copy:Own") as refused:
+        await Agent.from_config(config, env=env, dotenv=None).run("hello")
+    assert "cannot be imported" not in str(refused.value)

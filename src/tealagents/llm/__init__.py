@@ -25,6 +25,7 @@ only. A client of your own is a class that implements the port and has an `Optio
 named `module:Class`, or by an entry point of the group `tealagents.llm`.
 """
 
+from pathlib import Path
 from typing import Any
 
 from tealagents.domain.ports import Model
@@ -51,16 +52,17 @@ MODELS = Registry(
 )
 
 
-def open_model(name: str, **options: Any) -> Model:
+def open_model(name: str, folder: Path | None = None, /, **options: Any) -> Model:
     """Makes the model client called `name`; enter its async context to open it.
 
-    `name` is one of `MODELS.known()`, or `module:Class`. `options` are those of its `Options`. Options that
-    are None are omitted, so that a client need not know options that are not configured.
+    `name` is one of `MODELS.known()`, or `module:Class`, which may lie in `folder`, that of the config
+    file. `options` are those of its `Options`. Options that are None are omitted, so that a client need not
+    know options that are not configured.
 
     Raises:
         ModelConfigError: the client cannot be found, or an option is wrong.
     """
-    model = MODELS.find(name)
+    model = MODELS.find(name, folder)
     given = {option: value for option, value in options.items() if value is not None}
     opened: Model = MODELS.make(name, model, given)
     return opened

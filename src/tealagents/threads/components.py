@@ -1,6 +1,7 @@
 """Creates the reducers and context providers that a config names, each with its options."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tealagents.domain.models import Json
@@ -43,12 +44,13 @@ PROVIDERS = Registry(
 )
 
 
-def open_view(components: Sequence[Component], model: str) -> View | None:
+def open_view(components: Sequence[Component], model: str, folder: Path | None = None) -> View | None:
     """A view of the reducers that a config names, for the model called `model`; None if it names none.
+    `folder` is the config's, as in all functions of this module.
 
     `ThreadConfigError` if one cannot be created or does not fit the model.
     """
-    return prepared_view([open_reducer(name, options) for name, options in components], model)
+    return prepared_view([open_reducer(*each, folder) for each in components], model)
 
 
 def prepared_view(reducers: Sequence[Reducer], model: str) -> View | None:
@@ -68,12 +70,12 @@ def prepared_view(reducers: Sequence[Reducer], model: str) -> View | None:
     return View(reducers) if reducers else None
 
 
-def open_reducer(name: str, options: Json) -> Reducer:
+def open_reducer(name: str, options: Json, folder: Path | None = None) -> Reducer:
     """The reducer called `name`: one of `REDUCERS.known()`, `module:Class` or `module:function`.
 
     `ThreadConfigError` if it does not exist or does not take these options.
     """
-    found = REDUCERS.find(name)
+    found = REDUCERS.find(name, folder)
     made: Reducer = REDUCERS.make(name, found, options) if isinstance(found, type) else found
     if not callable(made):
         raise ThreadConfigError(f"The reducer {name!r} is neither a function nor a class with __call__.")
@@ -82,21 +84,21 @@ def open_reducer(name: str, options: Json) -> Reducer:
     return made
 
 
-def open_providers(components: Sequence[Component]) -> "Providers":
+def open_providers(components: Sequence[Component], folder: Path | None = None) -> "Providers":
     """The providers that a config names, not entered yet. `ThreadConfigError` if one cannot be created."""
     from tealagents.threads.context import Providers
 
-    return Providers([open_provider(name, options) for name, options in components])
+    return Providers([open_provider(*each, folder) for each in components])
 
 
-def open_provider(name: str, options: Json) -> "ContextProvider":
+def open_provider(name: str, options: Json, folder: Path | None = None) -> "ContextProvider":
     """The provider called `name`: one of `PROVIDERS.known()`, or `module:Class`.
 
     `ThreadConfigError` if it does not exist or does not take these options.
     """
     from tealagents.threads.context import ContextProvider
 
-    found = PROVIDERS.find(name)
+    found = PROVIDERS.find(name, folder)
     if not (isinstance(found, type) and issubclass(found, ContextProvider)):
         raise ThreadConfigError(f"{name!r} is not a context provider: it must extend ContextProvider.")
     made: ContextProvider = PROVIDERS.make(name, found, options)

@@ -101,6 +101,8 @@ class Sources:
     servers: Sequence[MCPServerOptions] = ()
     #: names and options of third parties' toolsets (`spec.agent.toolsets`)
     toolsets: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    #: the config file's, whose modules the toolsets may be in
+    folder: Path | None = None
     #: the file with the operator's rules for each tool; None: there is no catalogue
     catalogue_file: Path | None = None
 
@@ -180,7 +182,7 @@ class Sources:
         made = []
         for index, (name, options) in enumerate(self.toolsets):
             with errors_at("toolsets", index):
-                made.append(_third_party(name, options))
+                made.append(_third_party(name, options, self.folder))
         return made
 
     def check(self) -> None:
@@ -279,8 +281,8 @@ def _asks_for(server: MCPServerOptions, auth: OAuthEntry) -> bool:
     )
 
 
-def _third_party(name: str, options: Mapping[str, Any]) -> Toolset:
-    made: Toolset = TOOLSETS.make(name, TOOLSETS.find(name), options)
+def _third_party(name: str, options: Mapping[str, Any], folder: Path | None) -> Toolset:
+    made: Toolset = TOOLSETS.make(name, TOOLSETS.find(name, folder), options)
     return made
 
 
