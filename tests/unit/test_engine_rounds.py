@@ -5,12 +5,21 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from engine_setup import ADA, Faulty, Function, Process, Scripted, calls, noting, process, says
+from engine_setup import ADA, Answer, Faulty, Function, Process, Scripted, calls, noting, process, says
 from executed_lines import lines_of
 
 from tealagents.domain.errors import AlreadyDecided, ModelFailed
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
-from tealagents.domain.models import LONGEST_NATIVE, Json, Message, RequestRecord, RequestSetup, ToolCall
+from tealagents.domain.models import (
+    LONGEST_NATIVE,
+    FinishReason,
+    Json,
+    Message,
+    RequestRecord,
+    RequestSetup,
+    ToolCall,
+    ToolChoice,
+)
 from tealagents.domain.ports import ModelCall
 from tealagents.engine import loop
 from tealagents.engine.approvals import Command
@@ -243,6 +252,39 @@ async def test_a_model_client_that_cannot_encode_the_history_is_named() -> None:
         assert ended.error is not None
         assert ended.error.code == "model_error"
         assert ended.error.detail.startswith("The model client Mute is faulty: it raised KeyError.")
+
+
+def also_calls(reason: FinishReason, *pieces: str) -> Answer:
+    """Says its pieces, and calls a tool."""
+
+    async def answer(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        for piece in pieces:
+            yield TextDelta(piece)
+        yield ModelDone(finish_reason=reason, tool_calls=(DELETE,), native="thoughts")
+
+    return answer
+
+
+@pytest.mark.parametrize("said", ["", "I may not"])
+async def test_no_tool_runs_where_the_request_allows_none(said: str) -> None:
+    """Some services ignore `tool_choice: none`. The text alone is the answer, and is sent back as such."""
+    ran: list[Json] = []
+    model = Keeping(also_calls("tool_calls", *[said] * bool(said)), says("yes"))
+    async with process(None, model, noting(ran)) as here:
+        ended = await here.ask(setup=RequestSetup(tool_choice=ToolChoice("none")))
+        assert (ended.status, ended.output, ended.finish_reason, ran) == ("Completed", said, "stop", [])
+        assert (await here.ask("and?", ended.task_id)).status == "Completed"
+    assert model.calls[1].prompt[1] == b"assistant: " + said.encode()
+
+
+@pytest.mark.parametrize("reason", ["length", "refusal", "content_filter"])
+async def test_an_answer_that_was_cut_short_runs_no_tool(reason: FinishReason) -> None:
+    """Whatever the model client, which may pass on a call that can be parsed although it was cut."""
+    ran: list[Json] = []
+    async with process(None, Scripted(also_calls(reason, "I will")), noting(ran)) as here:
+        ended = await here.ask()
+        assert (ended.status, ended.output, ended.finish_reason) == ("Completed", "I will", reason)
+    assert ran == []
 
 
 def test_of_very_many_calls_not_each_is_named() -> None:

@@ -42,6 +42,8 @@ LONGEST_NAME = 200
 #: characters of a model service's own call id that are kept to be sent back: some services store data in it.
 #: If it is longer, the service is sent the id that clients see
 LONGEST_NATIVE_ID = 16 * 1024
+#: an answer that ends so calls no tools: a call that was cut short must not run, even if it can be parsed
+_ENDS_WITHOUT_CALLS = frozenset({"length", "content_filter", "refusal"})
 
 
 class Speaking(Struct, frozen=True):
@@ -279,7 +281,7 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
                         reply.first = time.perf_counter() - reply.started
                         watch.first_piece()
                     yield Speaking(tuple(deltas))
-        done = reply.ended()
+        done = _without_forbidden_calls(reply.ended(), state.tool_choice)
     except BaseException as error:
         watch.failed(error)
         if isinstance(error, TealError | GeneratorExit) or ends_task(error):
@@ -377,6 +379,16 @@ def _checked(event: object) -> ModelDone:
     except (ValidationError, TypeError) as error:
         raise Unusable(f"it yielded a ModelDone that is wrong: {error}") from None
     return event
+
+
+def _without_forbidden_calls(done: ModelDone, choice: ToolChoice | None) -> ModelDone:
+    """The end of an answer without calls that must not run, because the answer was cut short or refused, or
+    because the request allows none, which some services ignore."""
+    forbidden = choice is not None and choice.mode == "none"
+    if not done.tool_calls or not (forbidden or done.finish_reason in _ENDS_WITHOUT_CALLS):
+        return done
+    reason = "stop" if done.finish_reason == "tool_calls" else done.finish_reason
+    return replace(done, finish_reason=reason, tool_calls=(), native="")
 
 
 def _answered(state: LoopState, call: ModelCall, reply: _Reply, done: ModelDone) -> Answered:
