@@ -258,6 +258,42 @@ async def test_without_a_summary_the_messages_stay() -> None:
     assert report.output == {"error": "The model service is away."}
 
 
+class Leaking(ScriptedModel):
+    """A client whose errors quote its key."""
+
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
+        raise ValueError("GET https://api.example?key=4711 failed")
+        yield
+
+
+class Returning(ScriptedModel):
+    """A client whose stream is a list."""
+
+    def stream(self, call: ModelCall) -> Any:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (Leaking(), "it raised ValueError"),
+        (Returning(), "its stream returned list, not an async generator"),
+    ],
+)
+async def test_a_faulty_model_client_costs_the_summary_alone(
+    model: ScriptedModel, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it raises. The trace names the client; only the log has what it said. covers: THREAD-8"""
+    view = View([reducer("summarize", max_messages=6, keep_messages=2)])
+    composed = await prompt_of(view, HELLOS, [said("user", "now")], model=model).compose()
+    name = type(model).__name__
+    assert len(composed.parts) == 12
+    (report,) = composed.reports
+    assert report.output == {"error": f"The model client {name} is faulty: {why}. Contact the operator."}
+    (record,) = caplog.records
+    assert (record.getMessage(), bool(record.exc_info)) == (f"the model client {name} failed", True)
+
+
 class Stopping(ScriptedModel):
     """Ends all that it says with the same reason."""
 

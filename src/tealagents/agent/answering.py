@@ -33,7 +33,6 @@ from tealagents.domain.texts import check_encodable
 from tealagents.engine import turn as turns
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
-from tealagents.engine.model_faults import encoding
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.resuming import not_to_its_end
 from tealagents.engine.toolbox import CallContext
@@ -45,6 +44,7 @@ from tealagents.state.new_message import message_of
 from tealagents.state.records import RecordStore
 from tealagents.threads.base import AgentThread
 from tealagents.threads.local import LocalThread
+from tealagents.threads.model_faults import faults_of
 from tealagents.threads.remote import RemoteThread
 from tealagents.threads.views import Part, newest_first, parts_of
 
@@ -70,7 +70,7 @@ class ThreadConversation:
     async def encoded(self) -> Sequence[bytes]:
         thread = self._thread
         parts = parts_of(thread.beginning) if isinstance(thread, RemoteThread) else self._parts
-        with encoding(self._model):
+        with faults_of(self._model):
             return [self._model.encode(message) for part in parts for message in part.messages]
 
     def earlier(self) -> AsyncIterator[Part]:

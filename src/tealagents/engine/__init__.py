@@ -8,7 +8,6 @@
 `recorder`       records a turn: its messages, its steps, the outcomes of its tool calls
 `publishing`     a run's events: shown to followers at once, written to the log in batches
 `loop`           model call, tool round, model call, … as one generator that persists nothing
-`model_faults`   what a faulty model client raised, as an error of the request
 `toolbox`        an agent's tools, and how one call is made safely
 `prompt`         what the model is sent
 `reconstruction` the prompt of an earlier model call, reconstructed from stored records

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from tealagents.domain.errors import Conflict
 from tealagents.domain.models import Head, Json, Message
 from tealagents.engine.agent import AgentSpec
-from tealagents.engine.model_faults import encoding
 from tealagents.engine.prompt import effects_note
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.turn import TurnInput
@@ -14,6 +13,7 @@ from tealagents.state.history import before_open_tool_round, in_call_order
 from tealagents.state.memories import Memory
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
+from tealagents.threads.model_faults import faults_of
 from tealagents.threads.views import Part
 from tealagents.threads.windows import Window, Windows, encoded_by, in_parts
 
@@ -92,7 +92,7 @@ class TaskConversations:
         remembers = agent.remembers and agent.thread_kind == "local"
         #: caches of messages in parts, for agents with a view, and of encoded messages, for all others
         self.viewed = Windows(history, records, in_parts, remembers=remembers)
-        encode = encoding(agent.model)(encoded_by(agent.model))
+        encode = faults_of(agent.model)(encoded_by(agent.model))
         self.whole = Windows(history, records, encode, remembers=remembers)
         self.windows: Windows[Part] | Windows[bytes] = self.whole if agent.view is None else self.viewed
 

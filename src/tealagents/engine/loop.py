@@ -6,10 +6,9 @@ the next one, so that nothing happens that was not written down first.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
-from inspect import iscoroutine
 
 from msgspec import Struct, ValidationError, convert, to_builtins
 from msgspec.structs import replace
@@ -28,12 +27,12 @@ from tealagents.domain.models import (
     ToolChoice,
     ToolSpec,
 )
-from tealagents.domain.ports import Clock, Model, ModelCall
+from tealagents.domain.ports import Clock, ModelCall
 from tealagents.domain.texts import enumerated, storable
 from tealagents.engine.agent import AgentSpec
-from tealagents.engine.model_faults import Unusable, faulty
 from tealagents.engine.prompt import Prompt
 from tealagents.engine.toolbox import NAMES_LISTED, CallContext, Toolbox, ToolOutput
+from tealagents.threads.model_faults import Unusable, faulty, stream_of
 from tealagents.threads.views import Report
 from tealagents.unwinding import unwound
 
@@ -272,7 +271,7 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
         response_ids=state.left,
     )
     try:
-        async with aclosing(_stream(model, call)) as batches:
+        async with aclosing(stream_of(model, call)) as batches:
             async for batch in batches:
                 begun = bool(reply.text)
                 deltas = reply.take(batch)
@@ -291,15 +290,6 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
     state.prompt.sent()
     _continue_from(state, done.response_id)
     yield _answered(state, call, reply, done)
-
-
-def _stream(model: Model, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
-    stream: object = model.stream(call)
-    if isinstance(stream, AsyncIterable) and hasattr(stream, "aclose"):
-        return stream  # type: ignore[return-value]
-    if iscoroutine(stream):  # of a method without `yield`
-        stream.close()
-    raise Unusable(f"its stream returned {type(stream).__name__}, not an async generator")
 
 
 def _continue_from(state: LoopState, response_id: str | None) -> None:

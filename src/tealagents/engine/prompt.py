@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from tealagents.domain import paths
 from tealagents.domain.models import Head, Message
 from tealagents.domain.ports import Model
-from tealagents.engine.model_faults import encoding
 from tealagents.state.history import ARGUMENTS_SHOWN
+from tealagents.threads.model_faults import faults_of
 from tealagents.threads.views import Part, Report, Shown, Stopwatch, Upcoming, View, newest_first, parts_of
 
 
@@ -37,7 +37,7 @@ class Prompt:
 
     def add(self, message: Message) -> None:
         """Adds a message of this round, from the model or from a tool."""
-        with encoding(self._model):
+        with faults_of(self._model):
             self._parts.append(self._model.encode(message))
 
     def sent(self) -> None:
@@ -88,7 +88,7 @@ class ViewedPrompt(Prompt):
         self._view = view
         self._earlier = earlier
         self._upcoming = replace(upcoming, system=[text for text in (system, *notes) if text])
-        with encoding(model):
+        with faults_of(model):
             self._head = [model.encode_system(system)] if system else []
             self._notes = [model.encode_system(note) for note in notes]
         self._transient = transient
@@ -106,7 +106,7 @@ class ViewedPrompt(Prompt):
             self._looked()
             self._looked = None
         encoded = self._model.encode_system
-        with encoding(self._model):
+        with faults_of(self._model):
             parts = [*self._head, *(encoded(text) for text in shown.standing)]
             for part in shown.parts:
                 parts += self._encoded(part)

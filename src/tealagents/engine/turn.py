@@ -34,7 +34,6 @@ from tealagents.engine.loop import (
     Speaking,
     converse,
 )
-from tealagents.engine.model_faults import encoding
 from tealagents.engine.prompt import Prompt, RemotePrompt, ViewedPrompt, context_note
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput
@@ -42,6 +41,7 @@ from tealagents.state.history import open_tool_round
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
 from tealagents.threads.context import Gathered, Invocation, Providers
+from tealagents.threads.model_faults import faults_of
 from tealagents.threads.views import Part, Report, Upcoming, restore_context, restore_memory
 
 #: seconds, in total, that context providers get to handle a failed request
@@ -209,7 +209,7 @@ async def _prompt(
         instructions = "\n\n".join(filter(None, [system, *notes]))
         known = conversation.remote_id is not None  # the service has the conversation
         earlier = [] if known else await conversation.encoded()
-        with encoding(model):
+        with faults_of(model):
             standing = [model.encode_system(instructions)] if instructions else []
             unsent = [model.encode(each) for each in (() if known and given.resumed else [*new, *said])]
         return RemotePrompt(model, standing, [*earlier, *unsent])
@@ -226,7 +226,7 @@ async def _prompt(
             looked=conversation.looked,
         )
     earlier = await conversation.encoded()
-    with encoding(model):
+    with faults_of(model):
         head = [model.encode_system(system)] if system else []
         rest = [model.encode_system(note) for note in notes]
         rest += [model.encode(message) for message in (*new, *said)]

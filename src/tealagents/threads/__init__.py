@@ -15,6 +15,7 @@
 `context`          context providers: they add to requests, and learn from them
 `providers`        the built-in providers: `user_preferences`, `facts`
 `mem0`             the provider that uses Mem0
+`model_faults`     what a faulty model client raised, as an error of the request
 `components`       creates the reducers and providers that a config names
 =================  =====================================================================================
 

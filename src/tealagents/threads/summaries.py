@@ -11,6 +11,7 @@ from tealagents.domain.events import ModelDone
 from tealagents.domain.models import Json, Message, TokenUsage
 from tealagents.domain.ports import Model, ModelCall
 from tealagents.domain.texts import storable
+from tealagents.threads.model_faults import faults_of, stream_of
 from tealagents.threads.reducers import ReducerOptions, text_message
 from tealagents.threads.views import Part, Report, Stopwatch, Upcoming
 
@@ -169,19 +170,21 @@ def _line(message: Message, most: int) -> str:
 async def ask(model: Model, instructions: str, *texts: str) -> tuple[str, ModelDone]:
     """One model call outside any conversation, with each of `texts` as a user's message.
 
-    Returns what the model says, made storable, and how it ended. `ModelFailed` if the call fails.
+    Returns what the model says, made storable, and how it ended. `ModelFailed` if the call fails,
+    whatever the client raises.
     """
-    messages = (model.encode(text_message(text)) for text in texts)
-    call = ModelCall(prompt=(model.encode_system(instructions), *messages))
     answer: list[str] = []
     done: ModelDone | None = None
-    async with aclosing(model.stream(call)) as batches:
-        async for batch in batches:
-            for event in batch:
-                if isinstance(event, ModelDone):
-                    done = event
-                else:
-                    answer.append(event.text)
+    with faults_of(model):
+        messages = (model.encode(text_message(text)) for text in texts)
+        call = ModelCall(prompt=(model.encode_system(instructions), *messages))
+        async with aclosing(stream_of(model, call)) as batches:
+            async for batch in batches:
+                for event in batch:
+                    if isinstance(event, ModelDone):
+                        done = event
+                    else:
+                        answer.append(event.text)
     if done is None:
         raise ModelFailed("The model service ended without an answer.")
     return storable("".join(answer)).strip(), done

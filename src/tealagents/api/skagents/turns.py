@@ -42,7 +42,6 @@ from tealagents.domain.texts import storable
 from tealagents.engine.admission import Admission
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
-from tealagents.engine.model_faults import encoding
 from tealagents.engine.observer import Load
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.resuming import not_to_its_end
@@ -51,6 +50,7 @@ from tealagents.engine.turn import TurnDone, TurnInput, TurnLoop, TurnPaused, op
 from tealagents.limits import Limits
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
+from tealagents.threads.model_faults import faults_of
 from tealagents.threads.views import Part
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class GivenConversation:
         return {}
 
     async def encoded(self) -> Sequence[bytes]:
-        with encoding(self._model):
+        with faults_of(self._model):
             return [self._model.encode(message) for message in self._messages]
 
     async def earlier(self) -> AsyncIterator[Part]:

@@ -1,11 +1,13 @@
 """Faults of a model client, which may be third-party code: they fail the request with the client's name."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import iscoroutine
 
 from tealagents.domain.errors import ModelFailed, TealError, ends_task
-from tealagents.domain.ports import Model
+from tealagents.domain.events import ModelEvent
+from tealagents.domain.ports import Model, ModelCall
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +27,21 @@ def faulty(model: Model, error: BaseException) -> ModelFailed:
 
 
 @contextmanager
-def encoding(model: Model) -> Iterator[None]:
-    """What a client raises within is its fault: for its `encode` and `encode_system`, and nothing else."""
+def faults_of(model: Model) -> Iterator[None]:
+    """What is raised within is the client's fault: for calls of its methods, and nothing else."""
     try:
         yield
     except BaseException as error:
         if isinstance(error, TealError) or ends_task(error):
             raise
         raise faulty(model, error) from error
+
+
+def stream_of(model: Model, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
+    """The stream of a call. `Unusable` if it is no async generator."""
+    stream: object = model.stream(call)
+    if isinstance(stream, AsyncIterable) and hasattr(stream, "aclose"):
+        return stream  # type: ignore[return-value]
+    if iscoroutine(stream):  # of a method without `yield`
+        stream.close()
+    raise Unusable(f"its stream returned {type(stream).__name__}, not an async generator")
