@@ -430,6 +430,7 @@ OF_SERVICE = "→ Try again. If it persists, see the log of the service, or of t
         (setting(SSL_CERT_FILE="/nowhere.pem"), "SSL_CERT_FILE: /nowhere.pem"),
         (authority_that_hangs_up, "the authority's keys cannot be read"),
         (untrusted_authority, "Its certificate is not trusted"),
+        (untrusted_authority, "set SSL_CERT_FILE to the certificate of its CA, in a file with those of all"),
         (
             editing("plugins: [Clock]", "mcp_servers: [{name: far, command: ./none}]"),
             "the tools cannot be opened: {config}:8: spec.agent.mcp_servers[0]: MCP server far: the command",

@@ -162,7 +162,8 @@ def _check_certificates() -> list[Diagnosis]:
         return [
             Diagnosis(
                 f"SSL_CERT_FILE: {file}: no certificates can be read: {file_reason(error)}",
-                "Name a file of certificates in PEM, or unset the variable.",
+                "Name a file with the certificates of all authorities that are needed, in PEM, or unset the "
+                "variable.",
             )
         ]
     return []
@@ -610,7 +611,7 @@ def _remedy_of_connection(
 ) -> str:
     """What to do about the error `said` of a connection to `url`; `otherwise`, if it is not one of TLS.
 
-    `trust`: the variable that names further certificates.
+    `trust`: the variable that names a file of certificates, which is used in place of the system's.
     """
     from tealagents.cli.chat.finding import NOT_TLS
 
@@ -621,7 +622,8 @@ def _remedy_of_connection(
     if "certificate has expired" in said or "certificate is not yet valid" in said:
         return "Its certificate is not valid at this time: renew it, or correct the clock of this machine."
     if "CERTIFICATE_VERIFY_FAILED" in said:
-        return f"Its certificate is not trusted: set {trust} to the certificate of its CA."
+        others = ", in a file with those of all others that are needed" if trust == "SSL_CERT_FILE" else ""
+        return f"Its certificate is not trusted: set {trust} to the certificate of its CA{others}."
     return (otherwise + (_proxy_hint(url) if url is not None else "")).strip()
 
 

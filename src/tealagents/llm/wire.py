@@ -163,7 +163,9 @@ class Wire(httpx2.AsyncClient):
     def _unreachable(self, failure: Exception) -> AttemptFailed:
         trust = isinstance(failure, aiohttp.ClientSSLError)
         untrusted = isinstance(failure, aiohttp.ClientConnectorCertificateError)
-        authority = ", or name the authority in SSL_CERT_FILE" if untrusted else ""
+        authority = (
+            ", or name the authority in SSL_CERT_FILE, with all others that are needed" if untrusted else ""
+        )
         why = quoted(f"{type(failure).__name__}: {failure}", self._secrets)
         return AttemptFailed(
             ModelFailed(
