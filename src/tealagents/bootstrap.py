@@ -33,6 +33,7 @@ from tealagents.engine.service import Service
 from tealagents.engine.toolbox import Govern, Toolbox
 from tealagents.llm import ModelConfigError, open_model
 from tealagents.llm.credentials import AzureCredential, AzureCredentialOptions
+from tealagents.llm.options import OPENAI_URL
 from tealagents.opening import Held
 from tealagents.outbound.addresses import is_loopback_host
 from tealagents.registry import import_from
@@ -114,9 +115,16 @@ def _encryption_keys(config: ServiceConfig) -> tuple[str | None, list[str]]:
 
 
 def model_of(config: ServiceConfig, credential: AzureCredential | None = None) -> Model:
-    """The config's model client; `credential` gives it tokens where it has no key."""
+    """The config's model client; `credential` gives it tokens, which it uses instead of a key."""
     agent, limits = config.agent, config.limits
     name = agent.client or CLIENTS[config.thread.kind]
+    identity = config.environment.get("TA_AZURE_CREDENTIAL")
+    at_openai = (config.base_url or OPENAI_URL).rstrip("/") == OPENAI_URL
+    if identity and at_openai and name in CLIENTS.values():
+        raise ModelConfigError(
+            "TA_AZURE_CREDENTIAL needs TA_BASE_URL, the address of the Azure resource: the tokens of this "
+            "service's identity are not for OpenAI."
+        )
     options: Json = {
         "model": agent.model,
         "api_key": config.api_key.get_secret_value() if config.api_key else None,
@@ -166,7 +174,7 @@ def providers_of(config: ServiceConfig) -> Providers:
 
 
 def credential_of(config: ServiceConfig) -> AzureCredential | None:
-    """What this service proves itself with at Azure OpenAI, where it has no key."""
+    """What this service proves itself with at Azure OpenAI, instead of a key."""
     options = AzureCredentialOptions.from_environment(config.environment)
     return AzureCredential(options) if options is not None else None
 

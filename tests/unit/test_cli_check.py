@@ -324,6 +324,16 @@ def test_two_providers_of_one_name_are_found(folder: Path) -> None:
     assert "spec.thread.context_providers[1]: Two context providers are called facts" in checked.output
 
 
+@pytest.mark.parametrize("base_url", ["", "https://api.openai.com/v1"])
+@pytest.mark.parametrize("key", ["", "sk-key"])
+def test_an_identity_of_azure_is_not_shown_to_openai(folder: Path, base_url: str, key: str) -> None:
+    """Its tokens are for a resource of Azure, whose address is missing; no matter whether there is a key."""
+    variables = {"TA_BASE_URL": base_url, "TA_API_KEY": key, "TA_AZURE_CREDENTIAL": "managed_identity"}
+    checked = check(folder, **variables)
+    assert checked.exit_code == 2
+    assert "TA_AZURE_CREDENTIAL needs TA_BASE_URL, the address of the Azure resource" in checked.output
+
+
 def test_a_file_can_be_checked_without_secrets(folder: Path) -> None:
     """What is not set here is what `serve` will need; everything else is checked and shown."""
     config = folder / "config.yaml"

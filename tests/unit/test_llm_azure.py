@@ -58,6 +58,27 @@ async def test_the_dated_api_is_called_by_its_deployment(stream: bool) -> None:
     assert "authorization" not in request["headers"]
 
 
+@pytest.mark.parametrize(
+    ("name", "dated"),
+    [
+        ("openai-chat", {}),
+        ("openai-responses", {}),
+        ("openai-responses", {"azure_api_version": "2025-04-01-preview"}),
+    ],
+)
+async def test_a_deployment_is_the_model_where_the_path_does_not_name_it(
+    name: str, dated: dict[str, str]
+) -> None:
+    """The model's own name says only what kind of model it is, and what telemetry calls it."""
+    named = {"model": "gpt-5", "max_tokens": 9, "azure_deployment": "mine", **dated}
+    async with OfflineModel() as service, client(service.url, name, **named) as model:
+        await events(model)
+        (request,) = service.requests
+    assert request["body"]["model"] == "mine"
+    assert request["body"].keys() & {"max_completion_tokens", "max_output_tokens"}
+    assert model.name == "gpt-5"
+
+
 async def test_the_dated_responses_api_has_no_deployment_in_its_path() -> None:
     """The model is named in the body there; listing keeps the version in every page's query."""
     async with OfflineModel() as service:

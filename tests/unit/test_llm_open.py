@@ -142,6 +142,11 @@ def test_a_client_without_its_attributes_is_refused(
         ({"base_url": f"https://example.com/v1?key={KEY}"}, "no query"),
         ({"api_key": None}, "TA_API_KEY"),
         ({"api_key": None, "base_url": "https://x.openai.azure.com"}, "TA_AZURE_CREDENTIAL"),
+        (
+            {"azure_api_version": "2024-10-21"},
+            "TA_AZURE_API_VERSION and TA_AZURE_DEPLOYMENT need TA_BASE_URL",
+        ),
+        ({"azure_deployment": "mine"}, "TA_AZURE_API_VERSION and TA_AZURE_DEPLOYMENT need TA_BASE_URL"),
         ({"base_url": "http://model.example.com", "token_provider": None, "headers": KEY}, "headers"),
         ({"api_key": f"{KEY}\u201d"}, "api_key: cannot be sent"),
         ({"headers": {"x-team": f"{KEY}\n"}}, "headers: the value of x-team cannot be sent"),

@@ -58,8 +58,8 @@ class OpenAIChat:
         self.provider: str = options.provider
         self._source = source_of("openai-chat", options)
         self._secrets = options.secrets()
-        self._service = ModelService(options, deployment=options.azure_deployment or options.model)
-        self._head = b'{"model":' + to_json(options.model) + b',"messages":['
+        self._service = ModelService(options, deployment=options.called_model)
+        self._head = b'{"model":' + to_json(options.called_model) + b',"messages":['
         self._tail = _settings(options)
 
     def encode_system(self, text: str) -> bytes:

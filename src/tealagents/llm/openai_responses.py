@@ -81,7 +81,7 @@ class OpenAIResponses:
         self._source = source_of("openai-responses", options)
         self._secrets = options.secrets()
         self._service = ModelService(options)
-        self._head = b'{"model":' + to_json(options.model)
+        self._head = b'{"model":' + to_json(options.called_model)
         self._tail = _settings(options)
 
     def encode_system(self, text: str) -> bytes:

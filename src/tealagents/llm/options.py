@@ -80,7 +80,7 @@ class OpenAIOptions(ModelOptions):
     headers: Headers = {}
     #: selects Azure's dated API (`/openai/deployments/…?api-version=…`); None: Azure's `/openai/v1/`
     azure_api_version: str | None = None
-    #: the deployment, if its name differs from the model's
+    #: the deployment, if its name differs from the model's; sent in place of the model's name
     azure_deployment: str | None = None
     #: called for a bearer token before each request, in place of a key; see `credentials`
     token_provider: TokenProvider | None = Field(default=None, repr=False)
@@ -92,6 +92,15 @@ class OpenAIOptions(ModelOptions):
     retry_ratio: float = Field(default=0.1, ge=0, le=1)
     #: …up to this number
     retry_burst: int = Field(default=10, ge=0)
+
+    @model_validator(mode="after")
+    def _at_azure(self) -> Self:
+        if self.base_url == OPENAI_URL and (self.azure_api_version or self.azure_deployment):
+            raise ValueError(
+                "TA_AZURE_API_VERSION and TA_AZURE_DEPLOYMENT need TA_BASE_URL, the address of the Azure "
+                "resource"
+            )
+        return self
 
     @model_validator(mode="after")
     def _authorized(self) -> Self:
@@ -113,6 +122,11 @@ class OpenAIOptions(ModelOptions):
     def provider(self) -> Literal["openai", "azure.ai.openai"]:
         """The value of `gen_ai.provider.name` in OpenTelemetry's semantic conventions."""
         return "azure.ai.openai" if self.is_azure else "openai"
+
+    @property
+    def called_model(self) -> str:
+        """The model's name in the body and in Azure's dated paths: at Azure the deployment's."""
+        return self.azure_deployment or self.model
 
     def secrets(self) -> tuple[str, ...]:
         """The secrets, which errors must not contain even if the service quotes them."""
