@@ -91,7 +91,7 @@ def test_an_empty_answer_is_sent_back_as_words(text: str) -> None:
     said = message("assistant", text)
     for model in (chat(), responses()):
         assert encoded(model, said)["content"] == "(no answer)"
-    asked = called(ToolCall("call_1", "Shell-delete", "{}"))
+    asked = called(ToolCall("call_1", "Shell-delete", "{}"), text=text)
     assert encoded(chat(), asked)["content"] is None
     assert encoded(responses(), asked)["type"] == "function_call"
 

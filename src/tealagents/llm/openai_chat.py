@@ -154,7 +154,9 @@ def _message(message: Message, source: str) -> Json:
             calls = [_call(call) for call in message.tool_calls]
             for call, fields in zip(calls, native.get("of_calls", ()), strict=False):
                 call.update(fields)
-            said = {"role": "assistant", "content": message.text or None, "tool_calls": calls}
+            # some services refuse a blank text
+            text = message.text if message.text.strip() else None
+            said = {"role": "assistant", "content": text, "tool_calls": calls}
             return {**said, **native.get("of_message", {})}
         case "assistant":
             return {"role": "assistant", "content": answer_text(message)}

@@ -340,7 +340,8 @@ def _assistant_items(message: Message, native: Json) -> Iterator[Json]:
     """The text, the calls and the reasoning items, in the order that `ResponsesReading` recorded."""
     order = native.get("order", [])
     phase = {"phase": native["phase"]} if native.get("phase") else {}
-    said = [_said_by("assistant", message.text) | phase] if message.text else []
+    # some services refuse a blank text
+    said = [_said_by("assistant", message.text) | phase] if message.text.strip() else []
     calls = map(_call, message.tool_calls)
     for item in order if TEXT in order else (TEXT, *order):
         if item == TEXT:
