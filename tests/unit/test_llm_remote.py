@@ -115,19 +115,20 @@ async def test_a_conversation_is_continued_and_listed_by_its_id(model: Any, serv
     assert len(listed) == 240
 
 
+@pytest.mark.parametrize("number", [2, 25])
 @pytest.mark.parametrize("kind", ["response", "conversation"])
 async def test_calls_that_were_never_answered_do_not_block_a_conversation(
-    model: Any, service: OfflineModel, kind: str
+    model: Any, service: OfflineModel, kind: str, number: int
 ) -> None:
     """The service waits for each of them: it is sent that there is no result, with the next message."""
-    calls = [{"name": "Shell-delete", "arguments": {}, "id": f"call_{n}"} for n in (1, 2)]
+    calls = [{"name": "Shell-delete", "arguments": {}, "id": f"call_{n}"} for n in range(number)]
     service.script({"rules": [{"reply": {"tool_calls": calls}, "times": 1}], "otherwise": {"text": "Hello."}})
     kept = await new_conversation(service) if kind == "conversation" else None
     asked = await done(model, message("user", "delete all"), remote_id=kept)
     for _ in range(2):
         asked = await done(model, message("user", "hello"), remote_id=asked.response_id)
     sent = [item for item in service.requests[-2]["body"]["input"] if item["type"] != "message"]
-    assert [item["call_id"] for item in sent] == ["call_1", "call_2"]
+    assert [item["call_id"] for item in sent] == [call["id"] for call in calls]
     assert all("ended before this call was answered" in item["output"] for item in sent)
     assert [item["type"] for item in service.requests[-1]["body"]["input"]] == ["message"]
 

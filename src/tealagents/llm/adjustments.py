@@ -32,8 +32,8 @@ _CALL_ID_COMPLAINT = re.compile(
 )
 #: the complaint that names a call whose output a remote conversation is waiting for
 _UNANSWERED_COMPLAINT = re.compile(r"No tool output found for function call (\S+)", re.IGNORECASE)
-#: the most such calls of one conversation; finding each takes a request
-_MOST_UNANSWERED = 20
+#: the most tool calls of an answer
+MAX_CALLS = 1_000
 
 
 class Adjustments(Struct, frozen=True):
@@ -45,7 +45,7 @@ class Adjustments(Struct, frozen=True):
     #: first other message is a user's
     order: bool = False
     #: ids of calls whose output the remote conversation is waiting for, from a request that ended without it;
-    #: for this call only
+    #: for this call only. Finding each takes a request
     unanswered: tuple[str, ...] = ()
     #: reasoning that was encrypted for another account is omitted; for this call only
     unsealed: bool = False
@@ -67,7 +67,7 @@ class Adjustments(Struct, frozen=True):
             return replace(self, unsealed=True)
         if said.status == 400 and (open_call := _UNANSWERED_COMPLAINT.search(said.message)):
             call_id = open_call[1].rstrip(".")
-            if call_id not in self.unanswered and len(self.unanswered) < _MOST_UNANSWERED:
+            if call_id not in self.unanswered and len(self.unanswered) < MAX_CALLS:
                 return replace(self, unanswered=(*self.unanswered, call_id))
         return self
 

@@ -10,10 +10,10 @@ from msgspec import Struct
 from tealagents.domain.events import ModelDone, TextDelta
 from tealagents.domain.models import FinishReason, TokenUsage, ToolCall
 from tealagents.domain.texts import storable
+from tealagents.llm.adjustments import MAX_CALLS
 from tealagents.llm.encoding import Shape, argument_text, is_object, parsed, reader, token_usage
 from tealagents.llm.failures import complaint, cut, failed_midway, quoted, too_much, unusable
 from tealagents.llm.native import ChatReasoning, kept
-from tealagents.llm.service import MAX_CALLS
 
 #: our finish reasons → the names that services use, in any case; a colon and a remark may follow a name
 _NAMES: dict[FinishReason | Literal["error"], str] = {

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from tealagents.domain.errors import ModelFailed, ModelTimeout, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
-from tealagents.llm.adjustments import NO_ADJUSTMENTS, Adjustments
+from tealagents.llm.adjustments import MAX_CALLS, NO_ADJUSTMENTS, Adjustments
 from tealagents.llm.deadlines import Deadlines
 from tealagents.llm.failures import MAX_PAGE, AttemptFailed, Complaint, is_html, page, quoted, too_much
 from tealagents.llm.options import OpenAIOptions, is_private_connection
@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 #: the last event of a stream of chat completions
 _END = b"[DONE]"
-#: the most characters of an answer, including its tool calls, and the most tool calls of an answer
-MAX_TEXT, MAX_CALLS = 4_000_000, 1_000
+#: the most characters of an answer, including its tool calls
+MAX_TEXT = 4_000_000
 
 
 class ModelRequest(Struct):
