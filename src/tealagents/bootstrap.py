@@ -142,7 +142,7 @@ def model_of(config: ServiceConfig, credential: AzureCredential | None = None) -
     if name == "openai-responses":
         options["store"] = config.thread.kind == "remote"
     model = open_model(name, config.source.parent, **options)
-    if config.thread.kind == "remote" and not model.supports_remote_threads:
+    if config.thread.kind == "remote" and not getattr(model, "supports_remote_threads", False):
         raise ModelConfigError(
             f"The model client {name!r} keeps no conversations, which thread.kind: remote requires. Use "
             "openai-responses, or set thread.kind to local."

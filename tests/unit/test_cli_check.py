@@ -16,6 +16,15 @@ from tealagents.cli.main import command_line
 from tealagents.testing.authority import TENANT
 from tealagents.testing.service import agent_config
 
+OWN_MODEL = """
+class Parrot:
+    name = provider = "parrot"
+
+    def __init__(self, options): ...
+    def stream(self, call): ...
+
+    encode = encode_system = encode_tools = __aenter__ = __aexit__ = stream
+"""
 DEMO = Path(__file__).parents[2] / "demos" / "approval"
 
 
@@ -332,6 +341,21 @@ def test_an_identity_of_azure_is_not_shown_to_openai(folder: Path, base_url: str
     checked = check(folder, **variables)
     assert checked.exit_code == 2
     assert "TA_AZURE_CREDENTIAL needs TA_BASE_URL, the address of the Azure resource" in checked.output
+
+
+def test_a_model_client_need_not_say_that_it_keeps_no_conversations(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is served local threads, and a remote one is refused as for a client that says so."""
+    (folder / "own_models.py").write_text(OWN_MODEL)
+    monkeypatch.syspath_prepend(folder)
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("  agent:\n", "  agent:\n    client: own_models:Parrot\n"))
+    assert check(folder).exit_code == 0
+    config.write_text(config.read_text().replace("spec:\n", "spec:\n  thread: {kind: remote}\n"))
+    checked = check(folder)
+    assert checked.exit_code == 2
+    assert "The model client 'own_models:Parrot' keeps no conversations" in checked.output
 
 
 def test_a_file_can_be_checked_without_secrets(folder: Path) -> None:

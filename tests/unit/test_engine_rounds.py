@@ -1,7 +1,7 @@
 """The results of a round stand in the order of its calls, whenever each of them was there."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from tealagents.domain.errors import AlreadyDecided, ModelFailed
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import (
     LONGEST_NATIVE,
+    ClientTool,
     FinishReason,
     Json,
     Message,
@@ -20,7 +21,7 @@ from tealagents.domain.models import (
     ToolCall,
     ToolChoice,
 )
-from tealagents.domain.ports import ModelCall
+from tealagents.domain.ports import ModelCall, ToolSpec
 from tealagents.engine import loop
 from tealagents.engine.approvals import Command
 from tealagents.engine.toolbox import NAMES_LISTED
@@ -252,6 +253,26 @@ async def test_a_model_client_that_cannot_encode_the_history_is_named() -> None:
         assert ended.error is not None
         assert ended.error.code == "model_error"
         assert ended.error.detail.startswith("The model client Mute is faulty: it raised KeyError.")
+
+
+class Toolless(Scripted):
+    """Cannot encode the tool of a client."""
+
+    def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
+        if any(spec.name == "weather" for spec in tools):
+            raise KeyError("sk-secret")
+        return super().encode_tools(tools)
+
+
+async def test_a_model_client_that_cannot_encode_tools_is_named() -> None:
+    """As one that cannot encode messages."""
+    weather = ClientTool("weather", "The weather here", {"type": "object"})
+    async with process(None, Toolless()) as here:
+        ended = await here.ask(setup=RequestSetup(client_tools=(weather,)))
+        assert ended.error is not None
+        said = "The model client Toolless is faulty: it raised KeyError. Contact the operator."
+        assert (ended.error.code, ended.error.detail) == ("model_error", said)
+        assert (await here.ask(task_id=ended.task_id)).status == "Completed"
 
 
 def also_calls(reason: FinishReason, *pieces: str) -> Answer:

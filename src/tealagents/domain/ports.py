@@ -289,7 +289,7 @@ class Model(Protocol):
     name: str
     #: the service's name in telemetry (`gen_ai.provider.name`)
     provider: str
-    #: True if the service keeps conversations (`kind: remote`)
+    #: True if the service keeps conversations (`kind: remote`); a client without it counts as False
     supports_remote_threads: bool
 
     def encode_system(self, text: str) -> bytes:

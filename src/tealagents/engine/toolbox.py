@@ -40,6 +40,7 @@ from tealagents.domain.ports import (
 )
 from tealagents.domain.texts import bounded, storable, storable_json
 from tealagents.domain.tool_specs import bare
+from tealagents.threads.model_faults import faults_of
 from tealagents.unwinding import Overdue, within
 
 log = logging.getLogger(__name__)
@@ -263,9 +264,10 @@ class Toolbox:
         self._owned.clear()
 
     def _take(self, lists: Sequence[Sequence[Tool]]) -> None:
-        self._lists = lists
-        self._tools = {**self._extra, **{tool.spec.name: tool for listed in lists for tool in listed}}
-        self.encoded = self._model.encode_tools([tool.spec for tool in self.tools])
+        tools = {**self._extra, **{tool.spec.name: tool for listed in lists for tool in listed}}
+        with faults_of(self._model):
+            encoded = self._model.encode_tools([tool.spec for tool in tools.values()])
+        self._lists, self._tools, self.encoded = lists, tools, encoded
 
     def find(self, name: str) -> Tool | None:
         """The tool of this name, even if its server lists it only for users who have consented."""
