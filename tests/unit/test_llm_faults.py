@@ -79,6 +79,13 @@ async def test_a_refusal_that_lasts_is_not_repeated(
     assert len(service.requests) == 1
 
 
+async def test_a_refusal_within_a_list_is_understood(model: Model, service: OfflineModel) -> None:
+    """Gemini's compatible endpoint sends its errors so."""
+    body = '[{"error": {"code": 400, "message": "the reason", "status": "INVALID_ARGUMENT"}}]'
+    service.script(always(error={"status": 400, "body": body, "content_type": "application/json"}))
+    assert "HTTP 400 (400): the reason [" in (await failure(model)).detail
+
+
 async def test_the_log_says_why_a_call_failed_and_quotes_nothing(
     model: Model, service: OfflineModel, caplog: pytest.LogCaptureFixture
 ) -> None:

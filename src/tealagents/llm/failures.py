@@ -87,7 +87,12 @@ class Complaint(Struct, frozen=True, kw_only=True):
 
 
 def complaint(said: Any, *, status: int | None = None, request_id: str = "", fallback: str = "") -> Complaint:
-    """The complaint in an error object: `{"error": {…}}`, `{"error": "text"}`, or the inner object alone."""
+    """The complaint in an error object: `{"error": {…}}`, `{"error": "text"}`, or the inner object alone.
+
+    Gemini's compatible endpoint sends it as the only element of a list.
+    """
+    if isinstance(said, list) and said:
+        said = said[0]
     error = said.get("error", said) if isinstance(said, dict) else said
     if not isinstance(error, dict):
         return Complaint(
