@@ -23,8 +23,8 @@ from tealagents.state import keys
 from tealagents.state.inventory import Inventory
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, SystemClock
-from tealagents.stores import open_store, sealed
-from tealagents.stores.encrypted import Cipher
+from tealagents.stores import StoreConfigError, open_store, sealed
+from tealagents.stores.encrypted import Cipher, EncryptedStore
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.faults import FaultProxy, Faults, full_disk
 from tealagents.testing.pytest_servers import running
@@ -785,6 +785,33 @@ async def test_threads_are_sealed_where_a_key_is_set(
             await threads.load(kept[0].thread_id)
         with pytest.raises(CorruptState, match="set TA_ENCRYPTION_KEY"):
             await threads.save(LocalThread(exchange("new", "thread")))
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+@pytest.mark.parametrize("later", ["", "TA_ENCRYPTION_KEY=\n"])
+def test_an_empty_variable_does_not_switch_off_the_key_of_the_dotenv_file(
+    tmp_path: Path, empty: str, later: str
+) -> None:
+    """An agent would encrypt: docker compose sets a variable to nothing where it is not set.
+
+    covers: THREAD-5
+    """
+    (tmp_path / ".env").write_text(f"TA_ENCRYPTION_KEY=correct horse battery\n{later}")
+    env = {"TA_ENCRYPTION_KEY": empty}
+    assert isinstance(open_store("memory://", env=env, dotenv=tmp_path / ".env"), EncryptedStore)
+
+
+def test_a_dotenv_file_that_an_agent_refuses_opens_no_store(tmp_path: Path) -> None:
+    """The line that is wrong may be that of the key: what is saved would not be encrypted.
+
+    covers: THREAD-5
+    """
+    (tmp_path / ".env").write_text("A=1\nTA_ENCRYPTION_KEY: correct horse battery\n")
+    with pytest.raises(StoreConfigError, match=r"/\.env:2: this is not NAME=value\.$"):
+        open_store("memory://", env={}, dotenv=tmp_path / ".env")
+    (tmp_path / ".env").write_bytes(b"TA_ENCRYPTION_KEY=\xff\n")
+    with pytest.raises(StoreConfigError, match=r"/\.env: cannot be read: "):
+        open_store("memory://", env={}, dotenv=tmp_path / ".env")
 
 
 async def test_a_store_of_sealed_threads_is_opened_with_their_key_alone() -> None:

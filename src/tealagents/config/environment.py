@@ -1,17 +1,15 @@
 """The variables of the environment and of `.env`, and what a `${NAME}` of the file stands for."""
 
-import io
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dotenv.parser import parse_stream
-
 from tealagents.config.problems import ConfigProblem, KeyPath
-from tealagents.mistakes import file_reason, key_text
+from tealagents.mistakes import key_text
 from tealagents.options import FromEnvironment
+from tealagents.variables import read_variables
 
 _REFERENCE = re.compile(
     r"""(?P<escaped> \$? ) \$ \{
@@ -49,38 +47,10 @@ class Environment:
 def read_environment(
     env: Mapping[str, str], dotenv: Path | None, problems: list[ConfigProblem]
 ) -> Environment:
-    """The environment over `.env`, which need not exist. Its quotes and comments are those of python-dotenv;
-    a `${NAME}` in it is not replaced."""
-    variables: dict[str, str] = {}
-    places: dict[str, tuple[str, int]] = {}
-    if dotenv is not None:
-        for name, value, line in _read_dotenv(dotenv, problems):
-            variables[name], places[name] = value, (str(dotenv), line)
-    for name, value in env.items():
-        if value.strip():
-            variables[name] = value.strip()
-            places.pop(name, None)
-    return Environment(variables, places)
-
-
-def _read_dotenv(path: Path, problems: list[ConfigProblem]) -> Iterator[tuple[str, str, int]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except (OSError, ValueError) as error:
-        problems.append(ConfigProblem(str(path), None, "", f"cannot be read: {file_reason(error)}"))
-        return
-    for binding in parse_stream(io.StringIO(text)):
-        line = binding.original.line + _blank_lines_before(binding.original.string)
-        if binding.error or (binding.key and binding.value is None):
-            problems.append(ConfigProblem(str(path), line, "", "this is not NAME=value"))
-        elif binding.key and binding.value and binding.value.strip():
-            yield binding.key, binding.value.strip(), line
-
-
-def _blank_lines_before(text: str) -> int:
-    return text[: len(text) - len(text.lstrip())].count("\n")
+    """The environment over `.env`, which need not exist; what is wrong with it is added to `problems`."""
+    read, file = read_variables(env, dotenv), str(dotenv)
+    problems += (ConfigProblem(file, line, "", message) for line, message in read.mistakes)
+    return Environment(read.values, {name: (file, line) for name, line in read.lines.items()})
 
 
 def is_literal(text: str) -> bool:

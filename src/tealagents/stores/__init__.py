@@ -72,14 +72,17 @@ def open_store(
     """The store that `url` describes, encrypted if `TA_ENCRYPTION_KEY` is set; enter its async context to
     open it.
 
-    The variables come from `env` (by default the environment), then from the file `dotenv`, as for an agent.
-    For the rest see `plain_store`.
+    The variables come from `env` (by default the environment), then from the file `dotenv`, as for an agent:
+    an empty one counts as not set. `StoreConfigError` if a line of the file is wrong: it may be the key's,
+    and what is saved would not be encrypted. For the rest see `plain_store`.
     """
-    from dotenv import dotenv_values
+    from tealagents.variables import read_variables
 
-    variables = dotenv_values(dotenv, interpolate=False) if dotenv is not None else {}
-    variables |= os.environ if env is None else env
-    key, old_keys = ((variables.get(f"TA_ENCRYPTION_{name}") or "").strip() for name in ("KEY", "OLD_KEYS"))
+    read = read_variables(os.environ if env is None else env, dotenv)
+    if read.mistakes:
+        line, wrong = read.mistakes[0]
+        raise StoreConfigError(f"{dotenv}{'' if line is None else f':{line}'}: {wrong}.")
+    key, old_keys = (read.values.get(f"TA_ENCRYPTION_{name}", "") for name in ("KEY", "OLD_KEYS"))
     return sealed(plain_store(url, relative_to=relative_to, **options), key or None, old_keys.split())
 
 
