@@ -82,6 +82,27 @@ def test_the_offline_models_script_may_be_named_in_the_env_file(nursery: Nursery
     assert "repply" in served.stderr
 
 
+@pytest.mark.parametrize("options", [(), ("--workers", "2"), ("--reload",)])
+def test_the_offline_model_needs_no_identity(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    """One that is configured is not used, by any process that serves: no token is requested, and the model is
+    sent none. This one's authority cannot be reached."""
+    for name in ("config.yaml", "custom_plugins.py"):
+        shutil.copy(DEMO / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text(
+        "TA_AZURE_CREDENTIAL=client_secret\nTA_AZURE_AUTHORITY=http://127.0.0.1:1\n"
+    )
+    identity = {"TENANT_ID": "example.com", "CLIENT_ID": "service", "CLIENT_SECRET": "secret"}
+    env = {f"TA_AZURE_{name}": value for name, value in identity.items()}
+    with served_from(nursery, tmp_path, *options, **env) as url:
+        body = {"items": [{"content_type": "text", "content": "My name is Ada."}]}
+        headers = {"authorization": "Bearer ada"}
+        answer = httpx.post(url, json=body, headers=headers, timeout=120, trust_env=False)
+    assert answer.json()["status"] == "Completed", answer.text
+
+
 @pytest.mark.parametrize(
     ("source", "reported"),
     [

@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 _WORKER_APP = "tealagents.cli.serve:worker_app"
 #: the environment variable that passes `--host` on to worker processes
 _HOST_VARIABLE = "TEALAGENTS_HOST"
+#: the environment variable that passes `--offline` on to worker processes; empty: without it
+_OFFLINE_VARIABLE = "TEALAGENTS_OFFLINE"
 _OFFLINE_KEY = "offline"
 _AUTHORIZATION = "-H 'Authorization: Bearer ada'"
 
@@ -89,10 +91,11 @@ def serve_command(
         overrides = {"TA_BASE_URL": model.base_url, "TA_API_KEY": _OFFLINE_KEY} if model else {}
         checked = load_or_exit(config, overrides=overrides)
         if model:
+            checked = without_identity(checked)
             _load_script(model, checked.offline_script)
         _check_start(checked, host, port, workers)
         checked = with_console_on_loopback(checked, host)
-        os.environ.update(overrides, **{_HOST_VARIABLE: host})
+        os.environ.update(overrides, **{_HOST_VARIABLE: host, _OFFLINE_VARIABLE: "1" if model else ""})
         if config is not None:
             os.environ["TA_SERVICE_CONFIG"] = str(config.absolute())
         with bound(host, port) as listener:
@@ -222,6 +225,15 @@ def with_console_on_loopback(config: ServiceConfig, host: str) -> ServiceConfig:
         console = config.console.model_copy(update={"enabled": is_loopback_host(host)})
         config = dataclasses.replace(config, console=console)
     return config
+
+
+def without_identity(config: ServiceConfig) -> ServiceConfig:
+    """The config without an identity of Azure, which would request tokens for the offline model.
+
+    `.env` may set the variable, and no other value of it means that there is none.
+    """
+    environment = {name: value for name, value in config.environment.items() if name != "TA_AZURE_CREDENTIAL"}
+    return dataclasses.replace(config, environment=environment)
 
 
 def _announce(config: ServiceConfig, host: str, port: int, *, offline: bool) -> None:
@@ -430,7 +442,10 @@ def worker_app() -> "ASGIApp":
     started = threading.Event()
     threading.Thread(target=_stop_with_supervisor, args=(started,), name="supervisor", daemon=True).start()
     try:
-        return _application(with_console_on_loopback(load_or_exit(None), os.environ[_HOST_VARIABLE]), started)
+        config = with_console_on_loopback(load_or_exit(None), os.environ[_HOST_VARIABLE])
+        if os.environ[_OFFLINE_VARIABLE]:
+            config = without_identity(config)
+        return _application(config, started)
     except typer.Exit:  # the reason has been printed
         pass
     except START_ERRORS as error:
