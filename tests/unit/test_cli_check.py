@@ -375,6 +375,38 @@ def test_a_file_can_be_checked_without_secrets(folder: Path) -> None:
     assert "TA_API_KEY" in with_mistake.output
 
 
+@pytest.mark.parametrize("key", ["", "any"])
+def test_an_identity_that_is_incomplete_is_a_mistake(folder: Path, key: str) -> None:
+    """With the names of the variables that it needs; a key is not among them, whether or not there is one."""
+    azure = {"TA_BASE_URL": "https://desk.openai.azure.com", "TA_AZURE_CREDENTIAL": "client_secret"}
+    checked = check(folder, TA_API_KEY=key, **azure, TA_AZURE_TENANT_ID="example.com")
+    assert checked.exit_code == 2, checked.output
+    assert "TA_AZURE_CREDENTIAL=client_secret also needs TA_AZURE_CLIENT_ID, TA_AZURE_CLIENT_SECRET" in (
+        checked.output
+    )
+    assert "TA_API_KEY" not in checked.output
+
+
+@pytest.mark.parametrize("key", ["", "any"])
+@pytest.mark.parametrize(
+    ("url", "reported"),
+    [
+        ("https://me:canary@model.example/v1", "must not contain credentials"),
+        ("https://model.example/v1?api-version=1", "must have no query"),
+    ],
+)
+def test_a_mistake_in_the_model_services_url_is_placed_at_its_variable(
+    folder: Path, key: str, url: str, reported: str
+) -> None:
+    """The file has no key for it."""
+    checked = check(folder, TA_API_KEY=key, TA_BASE_URL=url)
+    assert checked.exit_code == 2, checked.output
+    [mistake] = [each for each in checked.output.splitlines() if reported in each]
+    assert mistake.startswith("✗ TA_BASE_URL: The model client ")
+    assert "spec.agent.client" not in checked.output
+    assert "canary" not in checked.output
+
+
 def test_files_that_describe_tools_can_be_checked_without_secrets(folder: Path) -> None:
     """In the file of remote plugins, and in the catalogue: everything else that they say is checked."""
     config, remote, catalogue = folder / "config.yaml", folder / "remote.yaml", folder / "catalogue.json"

@@ -24,6 +24,11 @@ from tealagents.registry import import_from
 
 if TYPE_CHECKING:
     from tealagents.app import Wiring
+    from tealagents.llm.credentials import AzureCredential
+
+#: what stands in for settings of the model service that are missing, or that may be wrong
+_SOME_KEY = SecretStr("not set here")
+_SOME_URL = "https://model.invalid/v1"
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def find(path: Path | None) -> Findings:
 def examine(found: Findings, config: ServiceConfig) -> None:
     """Makes each part of the service separately, so that one mistake does not hide another."""
     from tealagents.app import wiring
-    from tealagents.bootstrap import START_ERRORS
+    from tealagents.bootstrap import START_ERRORS, credential_of
 
     wired = wiring(config)
     for key, make in wired.parts(config):
@@ -78,8 +83,15 @@ def examine(found: Findings, config: ServiceConfig) -> None:
             make()
         except START_ERRORS as error:
             found.wrong.append(_located(config, key, error))
-    for key, each in wired.agents(config):
-        _examine_agent(found, each, key, wired)
+    credential, with_key = None, config
+    try:
+        credential = credential_of(config)
+    except START_ERRORS as error:
+        found.wrong.append(str(error))  # it names the variables; that there is no key is not the mistake
+        with_key = replace(config, api_key=config.api_key or _SOME_KEY)
+    for key, each in wired.agents(with_key):
+        _examine_model(found, each, key, credential)
+        _examine_tools(found, each, key, wired)
     if not found.wrong:
         found.wrong += wired.problems_at_start(config, "127.0.0.1", workers=1)
 
@@ -100,21 +112,36 @@ def unusable_metrics(config: ServiceConfig, port: int) -> str | None:
     return None
 
 
-def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired: "Wiring") -> None:
-    """Makes the model client and the tools of the config's agent, whose key in the file is `place`."""
-    from tealagents.bootstrap import START_ERRORS, credential_of, model_of
+def _examine_model(
+    found: Findings, config: ServiceConfig, place: KeyPath, credential: "AzureCredential | None"
+) -> None:
+    """Makes the model client of the config's agent, whose key in the file is `place`."""
+    from tealagents.bootstrap import START_ERRORS, model_of
+
+    def error_of(config: ServiceConfig) -> Exception | None:
+        try:
+            model_of(config, credential)
+        except START_ERRORS as error:
+            return error
+        return None
+
+    if config.document.is_open((*place, "client")) or (error := error_of(config)) is None:
+        return
+    lacks_key = config.api_key is None and credential is None
+    with_key = replace(config, api_key=_SOME_KEY) if lacks_key else config
+    if lacks_key and error_of(with_key) is None:
+        found.needed.append(Need(_key_of(config), f"TA_API_KEY: {error}"))
+    elif config.base_url and error_of(replace(with_key, base_url=_SOME_URL)) is None:
+        found.wrong.append(str(ConfigProblem(None, None, "TA_BASE_URL", str(error))))
+    else:
+        found.wrong.append(_located(config, (*place, "client"), error))
+
+
+def _examine_tools(found: Findings, config: ServiceConfig, place: KeyPath, wired: "Wiring") -> None:
+    """Makes the tools of the config's agent, whose key in the file is `place`."""
+    from tealagents.bootstrap import START_ERRORS
     from tealagents.tooling import offered
 
-    try:
-        if not config.document.is_open((*place, "client")):
-            model_of(config, credential_of(config))
-    except START_ERRORS as error:
-        try:
-            model_of(replace(config, api_key=config.api_key or SecretStr("not set here")))
-        except START_ERRORS:
-            found.wrong.append(_located(config, (*place, "client"), error))
-        else:
-            found.needed.append(Need(_key_of(config), f"TA_API_KEY: {error}"))
     unset: list[str] = []
     try:
         with _interrupted_by_ctrl_c():
