@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from tealagents.testing import service
 from tealagents.testing.pytest_servers import missing, running
@@ -111,6 +112,19 @@ def test_a_missing_server_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("REQUIRE_BACKENDS", "1")
     with pytest.raises(pytest.fail.Exception, match="apt install redis-server"), running(RedisServer):
         pass
+
+
+@pytest.mark.parametrize("kind", [service.ServiceThread, service.ServiceProcess])
+def test_a_version_is_served_as_the_file_spells_it(
+    tmp_path: Path, kind: type[service.ServiceThread | service.ServiceProcess]
+) -> None:
+    """A number is none there: 0.10 is another version than 0.1."""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(service.agent_config()).replace("version: '0.1'", "version: 0.10"))
+    env = {"TA_AUTH": "mock", "TA_BASE_URL": "http://127.0.0.1:1/v1", "TA_API_KEY": "any"}
+    with kind(path, env) as served, served.client(None) as client:
+        assert served.prefix == "/Tester/0.10"
+        assert client.get("/health/live").status_code == 200
 
 
 def test_a_port_that_was_taken_meanwhile_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ import uvicorn
 import yaml
 
 from tealagents.cli.protocol import server_options
+from tealagents.config.file import read_document
 from tealagents.testing.clock import ShiftedClock, advance
 from tealagents.testing.servers import free_port
 
@@ -56,12 +57,13 @@ class RunningService:
     def __init__(self, config: Mapping[str, Any] | Path) -> None:
         self.port = 0
         if isinstance(config, Path):
-            config_path, document = config, yaml.safe_load(config.read_text())
+            # as the service reads it: `version: 0.10` is not 0.1
+            config_path, document = config, read_document(config, []).data
             self._folder: tempfile.TemporaryDirectory[str] | None = None
         else:
             self._folder = tempfile.TemporaryDirectory(prefix="tealagents-")
-            config_path, document = Path(self._folder.name) / "config.yaml", config
-            config_path.write_text(yaml.safe_dump(dict(config)))
+            config_path, document = Path(self._folder.name) / "config.yaml", dict(config)
+            config_path.write_text(yaml.safe_dump(document))
         self.config_path = config_path
         self.prefix = f"/{document.get('name') or document['service_name']}/{document['version']}"
 
