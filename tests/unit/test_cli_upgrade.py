@@ -120,6 +120,25 @@ def test_plugins_lose_what_they_were_given(tmp_path: Path, monkeypatch: pytest.M
     assert lost not in upgrade(write(tmp_path, CHAT))[1]
 
 
+@pytest.mark.parametrize("gateway", [False, True])
+def test_a_variable_that_is_set_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gateway: bool
+) -> None:
+    """In the environment or in `.env`. A gateway, which the new file cannot have, is reported once."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plugins.yaml").touch()
+    (tmp_path / ".env").write_text("TA_REMOTE_PLUGIN_PATH=plugins.yaml\nTA_ENTRA_AUDIENCE=api://painter\n")
+    monkeypatch.setenv("TA_ENTRA_TENANT_ID", "example.com")
+    if gateway:
+        monkeypatch.setenv("TA_AUTH", "gateway")
+    text = AGENT.replace("spec:", "spec:\n  auth: entra") + "    remote_plugins: [Library]\n"
+    file = write(tmp_path, text)
+    code, said = upgrade(file)
+    assert code == 0, said
+    notes = [line for line in said.splitlines() if line.startswith("!")]
+    assert notes == ["! TA_AUTH=gateway is for the earlier versions; choose entra"] * gateway
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """One sentence, and no traceback."""
     file = write(tmp_path, CHAT)

@@ -126,8 +126,10 @@ def notes(config: EarlierConfig, target: Path) -> Iterator[str]:
         )
     if config.auth.provider == "gateway":
         yield "TA_AUTH=gateway is for the earlier versions; choose entra"
+    # `.env` has been read; a gateway is named above
+    environment = {k: v for k, v in config.environment.items() if (k, v) != ("TA_AUTH", "gateway")}
     try:
-        load(target, env={}, dotenv=None, unset=[])
+        load(target, env=environment, dotenv=None, unset=[])
     except ConfigError as error:
         yield from map(str, error.problems)
 
