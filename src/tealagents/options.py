@@ -185,9 +185,14 @@ def _upper(value: Any) -> Any:
     return value.upper() if isinstance(value, str) else value
 
 
+_LONGEST_QUEUE = 2000
+
+
 def _queue_length(number: int) -> int:
-    if number > 2000:
-        raise ValueError("must be at most 2000: the task's record holds them, and each message rewrites it")
+    if number > _LONGEST_QUEUE:
+        raise ValueError(
+            f"must be at most {_LONGEST_QUEUE}: the task's record holds them, and each message rewrites it"
+        )
     return number
 
 
@@ -196,7 +201,9 @@ _TEN_YEARS = 315_360_000
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(_number)]
 CountOrNone = Annotated[int, Field(ge=0, le=2**31 - 1), BeforeValidator(_number)]
-QueueLength = Annotated[CountOrNone, AfterValidator(_queue_length)]
+QueueLength = Annotated[
+    CountOrNone, AfterValidator(_queue_length), Field(json_schema_extra={"maximum": _LONGEST_QUEUE})
+]
 Port = Annotated[int, Field(ge=1, le=65_535), BeforeValidator(_number)]
 Seconds = Annotated[float, Field(gt=0, le=_TEN_YEARS), BeforeValidator(_number)]
 DrainSeconds = Annotated[float, Field(ge=0, le=86_400), BeforeValidator(_number)]

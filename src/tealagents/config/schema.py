@@ -20,7 +20,9 @@ from tealagents.limits import Limits
 from tealagents.mistakes import key_of
 
 _NUMBERS_AND_SWITCHES = ("integer", "number", "boolean")
-_VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$"}
+_CHOICES = {"enum", "const"}
+#: a text in which a variable is replaced
+_VARIABLE = {"type": "string", "pattern": r"(^|[^$])\$\{[A-Za-z_][A-Za-z0-9_]*\}"}
 _EMPTY = {"type": "null"}
 
 
@@ -63,15 +65,18 @@ def _complete(section: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 def _as_written(key: dict[str, Any], *, optional: bool) -> dict[str, Any]:
-    """The key's schema, which also takes variables for numbers and switches, and keys left empty.
+    """The key's schema, which also takes variables for numbers, switches and choices, and keys left empty.
 
     Not so for whole sections: editors would then complain about the section, not about what is wrong in it.
     """
     about = {"default": key["default"]} if "default" in key else {}
     rest = {name: value for name, value in key.items() if name not in ("default", "title")}
     choices = list(rest.pop("anyOf", ())) or [rest]
-    if any(choice.get("type") in _NUMBERS_AND_SWITCHES for choice in choices):
+    if any(choice.get("type") in _NUMBERS_AND_SWITCHES or choice.keys() & _CHOICES for choice in choices):
         choices.append(_VARIABLE)
+    for choice in choices:
+        if isinstance(values := choice.get("additionalProperties"), dict):
+            choice["additionalProperties"] = {"anyOf": [values, _EMPTY]}
     if optional and _EMPTY not in choices and "$ref" not in rest:
         choices.append(_EMPTY)
     return about | (choices[0] if len(choices) == 1 else {"anyOf": choices})
