@@ -112,6 +112,19 @@ def _authority(text: str) -> str:
     return text.rstrip("/")
 
 
+#: a URL that can be quoted in a header: RFC 3986, without credentials, query and fragment
+_PLAIN_URL = r"https?://([\w.-]+|\[[0-9a-f:.]+\])(:[0-9]*)?(/[\w.~!$&'()*+,;=:@%/-]*)?"
+
+
+def _public_url(text: str) -> str:
+    _http_url(text)
+    if re.search("[?#]", text) or "@" in urlsplit(text).netloc:
+        raise ValueError("must not have credentials, a query or a fragment")
+    if not re.fullmatch(_PLAIN_URL, text, re.ASCII | re.IGNORECASE):
+        raise ValueError("must be a URL in ASCII: a host name in Punycode, other characters percent-encoded")
+    return text
+
+
 def _origin(text: str) -> str:
     if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+", text):
         raise ValueError("must be an origin such as https://app.example.com, without a path, or *")
@@ -214,6 +227,8 @@ Temperature = Annotated[float, Field(ge=0, le=2), BeforeValidator(_number)]
 UrlSegment = Annotated[str, AfterValidator(_url_segment)]
 NameOrClass = Annotated[str, AfterValidator(_name_or_class)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+#: what clients and users are shown, with paths added to it
+PublicUrl = Annotated[str, AfterValidator(_public_url)]
 Authority = Annotated[str, AfterValidator(_authority)]
 Tenant = Annotated[str, AfterValidator(_tenant)]
 Text = Annotated[str, Field(min_length=1)]

@@ -201,6 +201,13 @@ def test_unknown_variable_is_a_warning(tmp_path: Path) -> None:
         ("TA_PERSISTENCE", "memory", "must be the URL of a store"),
         ("TA_PERSISTENCE", "sqlite://state.db", "three slashes"),
         ("TA_PLUGIN_MODULE", "nowhere.py", "there is no such file"),
+        ("TA_PUBLIC_URL", "agents.example", "must be an http:// or https:// URL"),
+        ("TA_PUBLIC_URL", "https://me:canary@agents.example", "must not have credentials, a query or"),
+        ("TA_PUBLIC_URL", "https://agents.example/v1?a=1", "must not have credentials, a query or"),
+        ("TA_PUBLIC_URL", "https://agents.example/v1#", "must not have credentials, a query or"),
+        ("TA_PUBLIC_URL", 'https://agents".example', "must be a URL in ASCII"),
+        ("TA_PUBLIC_URL", 'https://agents.example/"', "must be a URL in ASCII"),
+        ("TA_PUBLIC_URL", "https://bücher.example", "a host name in Punycode"),
         ("TA_TELEMETRY_ENABLED", "maybe", "must be true or false"),
         ("TA_THREAD__KIND", "remot", "did you mean 'remote'?"),
         ("TA_API_KEY", "\udcff", "is not valid text"),
@@ -211,6 +218,22 @@ def test_malformed_variable_is_named(tmp_path: Path, name: str, value: str, comp
     """A variable that is wrong stops the start, by name."""
     found = [each for each in complaints(tmp_path, **{name: value}) if each.startswith(f"{name}: ")]
     assert complaint in found[0]
+    assert "canary" not in found[0]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://agents.example.com",
+        "HTTPS://Agents.Example:443/x",
+        "http://127.0.0.1:8000/",
+        "http://[::1]:8000/my_agents/a(b),c/%C3%BC~;v=1",
+        "https://xn--bcher-kva.example",
+    ],
+)
+def test_a_public_url_may_have_a_port_and_a_path(tmp_path: Path, url: str) -> None:
+    """Paths are added to it, so a slash at its end is removed."""
+    assert read(tmp_path, TA_PUBLIC_URL=url).public_url == url.rstrip("/")
 
 
 def test_secrets_are_never_shown(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from tealagents.options import (
     LogLevel,
     Options,
     Port,
+    PublicUrl,
     Tenant,
     Text,
 )
@@ -100,7 +101,7 @@ class Settings(Options):
     """The catalogue (JSON): which tools need approval or authorization."""
     remote_plugin_path: ExistingFile | None = None
     """File that lists the OpenAPI plugins."""
-    public_url: HttpUrl | None = None
+    public_url: PublicUrl | None = None
     """Public address of the service; set it behind a proxy. Users return there after authorizing a tool
     server; agent cards name it, and so do the challenges that tell clients where to get a token."""
     forward_headers: HeaderNames = ()
