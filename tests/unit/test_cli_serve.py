@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self
 import httpx
 import pytest
 import yaml
+from earlier_agents import CHAT, write
 from starlette.types import ASGIApp, Message
 from uvicorn import Config
 from uvicorn.supervisors.basereload import BaseReload
@@ -25,7 +26,14 @@ from uvicorn.supervisors.multiprocess import SIGNALS, Multiprocess
 
 from tealagents.api.protocols import PROTOCOLS
 from tealagents.auth.mock import MockAuthenticator
-from tealagents.cli.serve import _check_start, _run_reloading, _run_workers, _settled, build_or_exit
+from tealagents.cli.serve import (
+    _check_start,
+    _run_reloading,
+    _run_workers,
+    _settled,
+    _watched_files,
+    build_or_exit,
+)
 from tealagents.cli.supervisor import Supervisor
 from tealagents.config import TelemetryOptions, load
 from tealagents.domain.ports import Tool
@@ -828,6 +836,15 @@ def test_a_reload_follows_what_the_config_names_wherever_it_is(nursery: Nursery,
             with (tmp_path / edited).open("a") as file:
                 file.write("\n")
             until((tmp_path / "started").exists)
+
+
+def test_a_reload_follows_the_types_of_an_earlier_file_wherever_they_are(tmp_path: Path) -> None:
+    """Their folder is watched, too."""
+    types = tmp_path / "types" / "inputs.py"
+    types.parent.mkdir()
+    types.touch()
+    config = load(write(tmp_path, CHAT), env={"TA_TYPES_MODULE": str(types)}, dotenv=None)
+    assert types in _watched_files(config)
 
 
 def test_an_offline_model_follows_the_script_that_is_edited(nursery: Nursery, tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ def serve_command(
         bool,
         typer.Option(
             "--reload",
-            help="Restart when code, YAML or .env changes in the folder of the config or of the plugin file, "
-            "or when the catalogue does.",
+            help="Restart when code, YAML or .env changes in the folder of the config, of the plugin file or "
+            "of the types, or when the catalogue does. A .env elsewhere is not watched.",
         ),
     ] = False,
 ) -> None:
@@ -360,7 +360,8 @@ def _metrics_of_workers(telemetry: TelemetryOptions, wanted: Callable[[], int]) 
 
 def _watched_files(config: ServiceConfig) -> list[Path]:
     """The config file, and the files it names that only a new process reads again."""
-    named = (config.plugin_module, config.plugin_catalog_file, config.remote_plugin_path)
+    types = getattr(config, "types_module", None)  # only files of the earlier platform have one
+    named = (config.plugin_module, types, config.plugin_catalog_file, config.remote_plugin_path)
     return [config.source, *(file for file in named if file is not None)]
 
 
