@@ -84,6 +84,16 @@ def test_options_are_those_of_the_provider_beside_them(tmp_path: Path, provider:
     assert chosen.options == {"approver_users": ["ann"]}
 
 
+def test_options_go_with_the_provider_that_a_variable_names_in_the_file(tmp_path: Path) -> None:
+    """Another provider is not given them. Where the variable is not set, the provider may be the same."""
+    text = with_spec("auth: {provider: '${PROVIDER}', options: {colour: red}}")
+    assert read(tmp_path, text, PROVIDER="badges:Badges", TA_AUTH="mock").auth.options == {}
+    assert read(tmp_path, text, PROVIDER="badges:Badges", TA_AUTH="badges:Badges").auth.options == {
+        "colour": "red"
+    }
+    assert read(tmp_path, text, TA_AUTH="badges:Badges").auth.options == {"colour": "red"}
+
+
 def test_options_of_entra_are_named_where_they_are(tmp_path: Path) -> None:
     """A variable wins over them, too."""
     assert complaints(

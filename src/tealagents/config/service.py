@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,6 @@ from tealagents.config.environment import (
     Unset,
     expand,
     expand_all,
-    is_literal,
     read_environment,
 )
 from tealagents.config.file import Document, read_document
@@ -234,8 +234,9 @@ class Loading:
             document.put(AUTH, {"provider": provider})
         wins = overrides(environment)
         named, chosen = document.get(_PROVIDER), environment.get("TA_AUTH")
-        if chosen and named not in (None, chosen) and is_literal(str(named)):
-            document.remove((*AUTH, "options"))  # they are those of the provider that the file names
+        with suppress(ValueError):  # which provider the file names is not known
+            if chosen and named is not None and expand(str(named), environment) != chosen:
+                document.remove((*AUTH, "options"))  # they are those of the provider that the file names
         for key in wins.values():
             document.remove(key)
         for path, error in expand_all(document.data, environment):
