@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from config_files import SMALLEST, complaints, read, with_agent, with_spec
 
-from tealagents.config import ConfigError, load
+from tealagents.config import ConfigError, ConfigProblem, load
 from tealagents.config.settings import variables
 from tealagents.limits import Limits
 
@@ -373,6 +373,27 @@ def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
     """A certificate's file is looked for at the start, not at the first call that needs it."""
     [complaint] = complaints(tmp_path, with_spec("auth: {client_id: app, certificate: proof.pem}"))
     assert complaint.startswith("8: spec.auth.certificate: there is no such file")
+    text = with_spec("auth: {provider: entra, options: {client_id: app, certificate: proof.pem}}")
+    assert f"8: spec.auth.options.certificate: there is no such file: {tmp_path / 'proof.pem'}" in (
+        complaints(tmp_path, text)
+    )
+
+
+def test_a_certificate_among_the_options_is_beside_the_file_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the service is started, and also where a variable chooses Entra."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "proof.pem").touch()
+    text = with_spec("auth: {options: {client_id: app, tenant_id: t, audience: a, certificate: proof.pem}}")
+    entra = read(tmp_path, text, TA_AUTH="entra").auth.entra
+    assert entra is not None
+    assert entra.certificate == tmp_path / "proof.pem"
+    unset: list[ConfigProblem] = []
+    (tmp_path / "agent.yaml").write_text(text.replace("proof.pem", "'${PROOF}'"))
+    load(tmp_path / "agent.yaml", env={"TA_AUTH": "entra"}, dotenv=None, unset=unset)
+    assert [each.key for each in unset] == ["spec.auth.options.certificate"]
 
 
 def test_telemetry_is_off_until_there_is_an_endpoint(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 What Entra is configured with is declared by its adapter, and imported when a key or a variable of it is set.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -69,11 +70,15 @@ def auth_of(document: Document, mistakes: list[Mistake]) -> AuthConfig | None:
     others = given.keys() - ProviderKeys.model_fields.keys()
     provider = given.get("provider") or ("entra" if "tenant_id" in others else "mock")
     places: dict[KeyPath, KeyPath] = {}
+    found: list[Mistake] = []
     if provider == "entra" and isinstance(options := given.get("options"), dict):
         places = {(key,): (*AUTH, "options") for key in options.keys() - given.keys()}
         given = {**options, **given, "options": {}}
+        if ("certificate",) in places and isinstance(certificate := given["certificate"], str):
+            given["certificate"] = path = os.path.normpath(document.directory / certificate)
+            found += [] if os.path.isfile(path) else [(("certificate",), f"there is no such file: {path}")]
     section = entra_section() if others or provider == "entra" else ProviderKeys
-    found = list(_mistakes(given, provider, section))
+    found += _mistakes(given, provider, section)
     mistakes += (((*places.get(path[:1], AUTH), *path), message) for path, message in found)
     if found:
         return None

@@ -5,6 +5,7 @@ and `007` stay text, and `1e-3` is a number. `version` keeps its spelling whatev
 is not `0.1`. A key without a value counts as not written.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,11 @@ class Document:
 
     #: keys whose `${NAME}` is not set, where that is no mistake
     unset: set[KeyPath] = field(default_factory=set)
+
+    @property
+    def directory(self) -> Path:
+        """Where the file lies. Links are not followed: mounted config maps are links to elsewhere."""
+        return Path(os.path.abspath(self.name)).parent
 
     def line(self, path: KeyPath) -> int:
         """The line of the key, or of the nearest one around it."""

@@ -245,7 +245,7 @@ class Loading:
                 document.unset.add(path)
             else:
                 problems.append(document.problem(path, str(error)))
-        _resolve_paths(document, _directory(document), problems)
+        _resolve_paths(document, document.directory, problems)
         for name, key in wins.items():
             document.put(key, environment.get(name))
             document.overridden[key] = environment.problem(name, "")
@@ -330,11 +330,6 @@ def _resolve_paths(
             problems.append(document.problem(_CERTIFICATE, f"there is no such file: {path}"))
 
 
-def _directory(document: Document) -> Path:
-    """Where the file lies. Links are not followed: mounted config maps are links to elsewhere."""
-    return Path(os.path.abspath(document.name)).parent
-
-
 def _mistake(document: Document, error: ErrorDetails, structure: type[BaseModel]) -> Mistake:
     path = (*error["loc"], *error.get("ctx", {}).get("path", ()))
     around = document.get(path[:-1])
@@ -360,7 +355,7 @@ def combined(file: ConfigFile, auth: AuthConfig, loading: Loading) -> ServiceCon
         version=file.version,
         description=file.description,
         metadata=file.metadata,
-        agent=with_programs_below(spec.agent, _directory(document)),
+        agent=with_programs_below(spec.agent, document.directory),
         thread=spec.thread,
         console=spec.console,
         limits=spec.limits,
@@ -429,7 +424,7 @@ def with_programs_below(agent: AgentConfig, directory: Path) -> AgentConfig:
 
 
 def beside(document: Document, name: str) -> Path | None:
-    path = _directory(document) / name
+    path = document.directory / name
     return path if path.is_file() else None
 
 
