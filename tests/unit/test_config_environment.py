@@ -113,6 +113,14 @@ def test_quotes_and_comments_of_dotenv_are_read_as_documented(
     assert load(tmp_path / "agent.yaml", env={}, dotenv=tmp_path / ".env").environment == {"NAME": value}
 
 
+def test_what_earlier_versions_of_python_dotenv_read_otherwise(tmp_path: Path) -> None:
+    """A comment is no value, and an editor's byte order mark no part of a name."""
+    (tmp_path / "agent.yaml").write_text(SMALLEST)
+    (tmp_path / ".env").write_text("\ufeffONE=1\nTWO= # comment\n", encoding="utf-8")
+    config = load(tmp_path / "agent.yaml", env={}, dotenv=tmp_path / ".env")
+    assert config.environment == {"ONE": "1"}
+
+
 def test_mistakes_in_dotenv_have_lines(tmp_path: Path) -> None:
     """What is wrong in `.env` is reported with its line there."""
     (tmp_path / "agent.yaml").write_text(SMALLEST)
