@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from config_files import SMALLEST, complaints, problems, read, with_agent, with_spec
 
+from tealagents.config import ConfigProblem, load
 from tealagents.limits import Limits
 
 FROM_EARLIER_FRAMEWORK = """\
@@ -384,3 +385,28 @@ def test_code_plugins_beside_the_file(tmp_path: Path) -> None:
     other = tmp_path / "mine.py"
     other.touch()
     assert read(tmp_path, TA_PLUGIN_MODULE=str(other)).plugin_module == other
+
+
+def test_a_protocol_is_listed_once(tmp_path: Path) -> None:
+    """In the file and in the variable."""
+    twice = with_spec("protocols: [a2a, openai, a2a]")
+    assert complaints(tmp_path, twice) == ["8: spec.protocols[2]: is listed twice"]
+    assert complaints(tmp_path, TA_PROTOCOLS="mcp mcp") == ["TA_PROTOCOLS: is listed twice"]
+
+
+def test_ids_of_skills_are_unique(tmp_path: Path) -> None:
+    """A skill without an id has its name for one."""
+    text = SMALLEST + "metadata: {{skills: [{{id: a, name: A}}, {}, {{name: b}}, {{}}, {{}}]}}\n"
+    assert read(tmp_path, text.format("{name: A}")).metadata.skills[1].name == "A"
+    for same, key in (("{id: a}", "id"), ("{name: a}", "name")):
+        [complaint] = complaints(tmp_path, text.format(same))
+        assert complaint.startswith(f"8: metadata.skills[1].{key}: another skill has this id")
+
+
+def test_names_from_variables_that_are_not_set_are_not_the_same(tmp_path: Path) -> None:
+    """So that `check` leaves them open."""
+    skills = "metadata: {skills: [{id: '${A}'}, {id: '${B}'}]}\n"
+    (tmp_path / "agent.yaml").write_text(skills + with_spec("protocols: ['${ONE}', '${TWO}']"))
+    unset: list[ConfigProblem] = []
+    load(tmp_path / "agent.yaml", env={}, dotenv=None, unset=unset)
+    assert len(unset) == 4

@@ -1,7 +1,7 @@
 """The effective config: the file, with what the environment says over it."""
 
 import os
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -132,6 +132,7 @@ class ServiceConfig:
         return f"/{self.name}/{self.version}"
 
 
+_NO_GATEWAY = "gateway is for skagents files only: tasks have owners, who are identified by their tokens"
 _NO_REMOTE_PLUGINS = "needs the file that describes them; set TA_REMOTE_PLUGIN_PATH"
 
 
@@ -164,13 +165,13 @@ def load(
     if file is None or auth is None:
         raise loading.error()
     if auth.provider == GATEWAY:
-        message = "gateway is for skagents files only: tasks have owners, who are identified by their tokens"
-        problems.append(document.problem(_PROVIDER, message))
+        problems.append(document.problem(_PROVIDER, _NO_GATEWAY))
     for name in ("types_module", "gateway_secret"):
         if getattr(loading.settings, name) is not None:
             warnings.append(f"TA_{name.upper()}: has no effect: it is for skagents files only")
     warnings += unknown_keys(file, document)
     loading.check_remote_plugins(file.spec.agent, ("spec", "agent"))
+    loading.check_names(file)
     config = combined(file, auth, loading)
     if problems:
         raise loading.error()
@@ -285,6 +286,25 @@ class Loading:
         """Adds a problem where the agent that stands at `place` names some, and nothing describes them."""
         if agent.remote_plugins and self.settings.remote_plugin_path is None:
             self.problems.append(self.document.problem((*place, "remote_plugins"), _NO_REMOTE_PLUGINS))
+
+    def check_names(self, file: ConfigFile) -> None:
+        """Adds a problem where a protocol is listed again, or a skill has the id of an earlier one."""
+        protocols = ((("spec", "protocols", n), name) for n, name in enumerate(file.spec.protocols))
+        self._check_unique(protocols, "is listed twice")
+        skills = (
+            (("metadata", "skills", n, "name" if each.id is None else "id"), each.id or each.name)
+            for n, each in enumerate(file.metadata.skills)
+        )
+        self._check_unique(skills, "another skill has this id; by default, it is the skill's name")
+
+    def _check_unique(self, names: Iterable[tuple[KeyPath, str | None]], message: str) -> None:
+        known = set[str]()
+        for place, name in names:
+            if name is None or self.document.unset_around(place) is not None:
+                continue
+            if name in known:
+                self.problems.append(self.document.problem(place, message))
+            known.add(name)
 
     def error(self) -> ConfigError:
         """Everything that is wrong."""
