@@ -81,7 +81,7 @@ class EntraOptions(Options):
     client_id: Text | None = None
     """This service's own application id, to act for users downstream (on-behalf-of)."""
     client_secret: SecretStr | None = None
-    """The service's credential downstream. Written here only as `${NAME}`."""
+    """The credential that the service presents to downstream services. Written here only as `${NAME}`."""
     certificate: Path | None = None
     """Instead of a secret: a PEM file with the private key and the certificate, relative to this file."""
     certificate_password: SecretStr | None = None

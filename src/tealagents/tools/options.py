@@ -52,7 +52,7 @@ class MCPServerOptions(Options):
     transport: Literal["stdio", "http"] | None = None
     """`stdio` starts `command`, `http` calls `url`. If omitted, it follows from which of the two is given."""
     command: Text | None = None
-    """Program to start (`stdio`). With a slash in it, it is a path, relative to this file."""
+    """Program to start (`stdio`). If it contains a slash, it is a path, relative to this file."""
     args: tuple[str, ...] = Field((), repr=False)
     """Arguments of the program."""
     env: dict[str, str] = Field({}, repr=False)
