@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -42,6 +43,20 @@ async def app(scope, receive, send):
     await receive()
     await send({"type": "lifespan.shutdown.complete"})
 """
+
+#: the same, but a worker that was asked to end drains until there is a file `over`
+DRAINING = GATED.replace(
+    """    await receive()
+    await send({"type": "lifespan.shutdown.complete"})
+""",
+    """    await receive()
+    while not (HERE / "over").exists():
+        await asyncio.sleep(0.01)
+    await send({"type": "lifespan.shutdown.complete"})
+
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+""",
+).replace("import os\n", "import os\nimport signal\n")
 
 
 def stuck(*_: object) -> Never:
@@ -166,3 +181,38 @@ def test_a_worker_that_does_not_answer_when_a_signal_to_stop_has_come_is_not_kil
         supervisor.keep_subprocess_alive()
         assert supervisor.processes == [worker]
         assert worker.exitcode is None
+
+
+@pytest.mark.parametrize("way", ["removed", "replaced"])
+def test_a_worker_that_dies_while_another_drains_is_replaced_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The one that drains may take as long as its requests, and is not replaced once more."""
+    (tmp_path / "draining.py").write_text(DRAINING)
+    (tmp_path / "open").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    replaced: list[bool] = []
+    with supervising("draining:app", workers=2) as supervisor:
+        first, second = supervisor.processes
+        dies, drains = (first, second) if way == "removed" else (second, first)
+        until(lambda: all(each.is_ready() for each in (first, second)))
+
+        def kill_and_wait() -> None:
+            try:
+                until(lambda: drains not in supervisor.processes)
+                os.kill(dies.pid or 0, signal.SIGKILL)
+                until(lambda: dies not in supervisor.processes, within=PATIENCE)
+                replaced.append(drains.exitcode is None)
+            finally:
+                (tmp_path / "over").touch()
+
+        other = threading.Thread(target=kill_and_wait)
+        other.start()
+        if way == "removed":
+            supervisor.handle_ttou()
+        else:
+            supervisor.restart_all()
+        other.join()
+        assert replaced == [True]
+        assert len(supervisor.processes) == supervisor.processes_num == (1 if way == "removed" else 2)
+        assert drains not in supervisor.processes

@@ -164,7 +164,7 @@ class Supervisor(Multiprocess):
 
     def _retire(self, worker: Process) -> None:
         """Drains a worker, which leaves new connections to the others, and waits for it; after a signal to
-        stop, `join_all` waits for it instead."""
+        stop, `join_all` waits for it instead. It is no longer one of `processes`, which are kept alive."""
         worker.terminate()
         if worker.exitcode is None and worker.pid is not None:
             os.kill(worker.pid, signal.SIGUSR1)
@@ -172,6 +172,7 @@ class Supervisor(Multiprocess):
             if self._must_stop():
                 self._retiring.append(worker)
                 return
+            self.keep_subprocess_alive()
             worker.process.join(0.1)
 
     def join_all(self) -> None:
