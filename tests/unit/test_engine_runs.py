@@ -18,6 +18,7 @@ from engine_setup import (
     Scripted,
     Shared,
     calls,
+    damage,
     fails,
     noting,
     process,
@@ -939,3 +940,22 @@ async def test_only_so_much_is_shown_that_is_not_stored(monkeypatch: pytest.Monk
         assert run.stream.last_id - run.stream._written == most
         back.set()
         assert (await here.service.outcome(sent)).output == "".join(pieces)
+
+
+async def test_what_a_run_fails_for_is_logged_where_it_is_the_operators_to_look_into(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Such as damage, once, and with where it is. Nothing is said of what the model service did, whose client
+    has logged it, nor of what was canceled."""
+    caplog.set_level("WARNING")
+    async with process(None, Scripted(says("hi"), fails)) as here:
+        task_id = (await here.ask()).task_id
+        await here.ask("again", (await here.ask()).task_id)
+        assert not caplog.records
+        async with process(here.store, Scripted()) as other:
+            await damage(here.store, here.partition(), keys.log(task_id, 1))
+            ended = await other.ask("more", task_id)
+    assert (ended.status, ended.error and ended.error.code) == ("Failed", "corrupt_state")
+    [line] = [each for each in caplog.records if each.name == "tealagents.engine.run"]
+    assert line.levelname == "WARNING"
+    assert line.getMessage().startswith(f"corrupt_state: Stored record 'log/{task_id}/")

@@ -17,14 +17,17 @@ from msgspec import Struct
 from tealagents.domain import ids
 from tealagents.domain.errors import (
     LEARN_THE_OUTCOME,
+    CorruptState,
     InternalError,
     Interrupted,
     ModelFailed,
     NotFound,
     PersistenceUnavailable,
+    RemoteThreadLost,
     RequestCanceled,
     RequestTimeout,
     TealError,
+    ToolRoundsExceeded,
     ends_task,
 )
 from tealagents.domain.events import Event, Started, TextDelta, ToolCalled, beginning
@@ -49,6 +52,9 @@ log = logging.getLogger(__name__)
 
 #: seconds for which storing the end is tried before callers get `PersistenceUnavailable`
 STORE_DEADLINE_SECONDS = 2.0
+
+#: failures that are the operator's to look into, and that nothing else logs; their texts quote no message
+_UNLOGGED = (CorruptState, PersistenceUnavailable, RemoteThreadLost, RequestTimeout, ToolRoundsExceeded)
 
 #: the error message for a request whose task is gone
 TASK_GONE = "The task was deleted, or has expired, before the request had ended."
@@ -310,6 +316,8 @@ class Run:
             await self._end(ending.status, failure, stop.actor, RequestCanceled(ending.detail))
 
     async def _fail(self, error: TealError) -> None:
+        if isinstance(error, _UNLOGGED):
+            log.warning("%s: %s", error.code, error)
         await self._end("Failed", _stored(error), SERVICE, error)
 
     async def _end(self, status: Status, failure: Failure, actor: str, error: TealError) -> None:
