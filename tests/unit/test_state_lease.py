@@ -116,6 +116,25 @@ async def test_a_longer_outage_loses_the_lease_once(caplog: pytest.LogCaptureFix
     ]
 
 
+async def test_a_lease_is_used_up_only_where_one_was_taken() -> None:
+    """A process that is slow to start has none, and one that has stopped has returned it: neither is late."""
+    store, clock = Away(), FakeClock()
+    lease = Lease(RecordStore(store, "Agent", clock), SECONDS)
+    await passes(clock, 40)
+    assert lease.used == 0
+    await lease.start()
+    store.away = True
+    await passes(clock, SECONDS / 2)
+    assert 0.4 < lease.used < 1
+    await passes(clock, 40)
+    assert lease.used == 1
+    store.away = False
+    await passes(clock, SECONDS)
+    assert lease.used < 0.5
+    await lease.stop()
+    assert lease.used == 0
+
+
 async def test_a_lost_lease_is_marked_dead_before_the_next_one_is_taken() -> None:
     """So that no one waits until it has lapsed to take over what ran under it."""
     store, clock = Away(), FakeClock()

@@ -24,7 +24,8 @@ class Load(Struct, frozen=True, kw_only=True):
     queued: int
     #: open streams of events
     followers: int
-    #: the part of the lease that has passed since the last beat: normally at most a third; 1 when it is lost
+    #: the part of the lease that has passed since the last beat: normally at most a third; 1 when it is lost.
+    #: 0 before the first is taken
     lease_used: float
     #: how often the lease was lost
     leases_lost: int

@@ -92,7 +92,10 @@ class Lease:
 
     @property
     def used(self) -> float:
-        """The part of the lease that has passed since the last beat, from 0 to 1."""
+        """The part of the lease that has passed since the last beat, from 0 to 1; 0 while there is none to
+        lose, because none was taken yet or it was returned."""
+        if self._version is None and not self._is_lost:
+            return 0.0
         return min(1.0, (self._records.clock.monotonic() - self._beaten_at) / self.seconds)
 
     async def ensure(self) -> None:
