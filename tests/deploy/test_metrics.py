@@ -57,6 +57,25 @@ def test_a_turn_is_counted(service: MonitoredService) -> None:
     assert value("process_open_fds") > 0
 
 
+def test_an_answer_that_is_not_streamed_has_no_first_delta(service: MonitoredService) -> None:
+    """Its first text is the whole: how long that takes says nothing of how long a user looks at nothing."""
+
+    def calls() -> float:
+        return service.value("gen_ai_client_operation_duration_seconds_count")
+
+    def timed() -> float:
+        return service.value("gen_ai_client_operation_time_to_first_chunk_seconds_count")
+
+    made, first = calls(), timed()
+    with service.client(USER) as client:
+        client.post("", json=message(WORDS)).raise_for_status()
+        until(lambda: calls() == made + 1)
+        assert timed() == first
+        client.post("", json=message(WORDS), headers={"accept": "text/event-stream"}).raise_for_status()
+    until(lambda: calls() == made + 2)
+    assert timed() == first + 1
+
+
 def test_what_is_under_way_is_reported(service: MonitoredService) -> None:
     """Requests in flight, those that wait for their turn, and open streams; and when they are over."""
 

@@ -72,7 +72,7 @@ class OpenTelemetryObserver(LoggedRequests):
         self._first = meter.create_histogram(
             "gen_ai.client.operation.time_to_first_chunk",
             "s",
-            "From a model call to the first piece of its answer.",
+            "From a streamed model call to the first piece of its answer.",
             explicit_bucket_boundaries_advisory=_BUCKETS,
         )
         self._tokens = meter.create_histogram(
@@ -147,7 +147,7 @@ class OpenTelemetryObserver(LoggedRequests):
         }
         about = {**attributes, **named_ids(current_ids.get())}
         span = self._tracer.start_span(f"chat {model}", kind=SpanKind.CLIENT, attributes=about)
-        return _ModelWatch(span, self, attributes)
+        return _ModelWatch(span, self, attributes, streamed=streamed)
 
     def record_model(self, attributes: dict[str, str], seconds: float, done: ModelDone | None) -> None:
         """Records a model call's duration, and its tokens unless it failed (`done` is None)."""
@@ -158,7 +158,7 @@ class OpenTelemetryObserver(LoggedRequests):
             self._tokens.record(usage.completion_tokens, {**attributes, "gen_ai.token.type": "output"})
 
     def record_first(self, attributes: dict[str, str], seconds: float) -> None:
-        """Records the seconds from a model call to the first text of its answer."""
+        """Records the seconds from a streamed model call to the first text of its answer."""
         self._first.record(seconds, attributes)
 
     @contextmanager
@@ -221,10 +221,13 @@ class _RequestWatch(RequestWatch):
 
 
 class _ModelWatch(ModelWatch):
-    def __init__(self, span: Span, observer: OpenTelemetryObserver, attributes: dict[str, str]) -> None:
+    def __init__(
+        self, span: Span, observer: OpenTelemetryObserver, attributes: dict[str, str], *, streamed: bool
+    ) -> None:
         self._span = span
         self._observer = observer
         self._attributes = attributes
+        self._streamed = streamed
         self._began = time.perf_counter()
 
     def headers(self, sent: Mapping[str, str]) -> Mapping[str, str]:
@@ -233,7 +236,8 @@ class _ModelWatch(ModelWatch):
         return carrier
 
     def first_piece(self) -> None:
-        self._observer.record_first(self._attributes, time.perf_counter() - self._began)
+        if self._streamed:  # otherwise the first is the whole answer
+            self._observer.record_first(self._attributes, time.perf_counter() - self._began)
 
     def done(self, done: ModelDone, text: str) -> None:
         span = self._span
