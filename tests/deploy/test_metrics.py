@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from monitored import MonitoredService, message, monitored
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.telemetry import scraping
@@ -345,3 +345,26 @@ def test_a_worker_that_is_read_while_it_starts_is_seen_later(
     with scraping.offered(CollectorRegistry(), "127.0.0.1", 0):
         look()
     assert answered == [0, 1]
+
+
+def test_a_worker_that_is_still_starting_is_reported_but_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The alerts on missing workers are for those that serve; what a start waits for is seen meanwhile."""
+    serving: set[int] = set()
+    monkeypatch.setenv(scraping.SOCKETS, str(tmp_path))
+    registry = CollectorRegistry()
+    Gauge("tealagents_starting", "Whether it does.", registry=registry).set(1)
+    workers = scraping._Workers(tmp_path, lambda: 1, serving.__contains__)
+
+    def look() -> dict[str, float]:
+        return {sample.name: sample.value for each in workers.collect() for sample in each.samples}
+
+    with scraping.offered(registry, "127.0.0.1", 0):
+        assert look() == {
+            "tealagents_starting": 1,
+            "tealagents_workers": 0,
+            "tealagents_workers_wanted": 1,
+        }
+        serving.add(os.getpid())
+        assert look()["tealagents_workers"] == 1

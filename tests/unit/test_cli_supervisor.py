@@ -216,3 +216,30 @@ def test_a_worker_that_dies_while_another_drains_is_replaced_meanwhile(
         assert replaced == [True]
         assert len(supervisor.processes) == supervisor.processes_num == (1 if way == "removed" else 2)
         assert drains not in supervisor.processes
+
+
+def test_a_worker_serves_from_when_it_has_started_until_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that takes the place of another: the service's metrics count those that serve."""
+    (tmp_path / "draining.py").write_text(DRAINING)
+    monkeypatch.syspath_prepend(tmp_path)
+    with supervising("draining:app", workers=2) as supervisor:
+        (tmp_path / "over").touch()
+        pids = [each.pid or 0 for each in supervisor.processes]
+
+        def serving() -> list[bool]:
+            supervisor.keep_subprocess_alive()
+            return [supervisor.serves(pid) for pid in pids]
+
+        until(lambda: all((tmp_path / str(pid)).exists() for pid in pids))
+        assert serving() == [False, False]
+        (tmp_path / "open").touch()
+        until(lambda: serving() == [True, True])
+        supervisor.handle_ttou()
+        assert serving() == [True, False]
+        os.kill(pids[0], signal.SIGKILL)
+        until(lambda: supervisor.processes[0].exitcode is not None)
+        assert serving() == [False, False]
+        pids.append(supervisor.processes[0].pid or 0)
+        until(lambda: serving() == [False, False, True])

@@ -343,8 +343,11 @@ def _run_here(
 
 
 @contextlib.contextmanager
-def _metrics_of_workers(telemetry: TelemetryOptions, wanted: Callable[[], int]) -> Iterator[None]:
-    """Within, serves the metrics of all workers, if a port is configured. `wanted`: the number of workers."""
+def _metrics_of_workers(
+    telemetry: TelemetryOptions, wanted: Callable[[], int], serves: Callable[[int], bool]
+) -> Iterator[None]:
+    """Within, serves the metrics of all workers, if a port is configured. `wanted`: the number of workers;
+    `serves`: whether the one with this process id is in service."""
     if telemetry.metrics_port is None:
         yield
         return
@@ -352,7 +355,7 @@ def _metrics_of_workers(telemetry: TelemetryOptions, wanted: Callable[[], int]) 
 
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(gathered(telemetry.metrics_host, telemetry.metrics_port, wanted))
+            stack.enter_context(gathered(telemetry.metrics_host, telemetry.metrics_port, wanted, serves))
         except OSError as error:
             raise fail(str(error)) from None
         yield
@@ -416,7 +419,7 @@ def _run_workers(
     supervisor = Supervisor(Config(_WORKER_APP, factory=True, workers=workers, **options), sockets=[listener])
     if stopped:  # before the supervisor installed its signal handlers
         return
-    with _metrics_of_workers(telemetry, lambda: supervisor.processes_num):
+    with _metrics_of_workers(telemetry, lambda: supervisor.processes_num, supervisor.serves):
         supervisor.run()
     if supervisor.served or supervisor.stopped:
         return

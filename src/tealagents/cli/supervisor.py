@@ -55,6 +55,8 @@ class Supervisor(Multiprocess):
         super().__init__(config, sockets)
         #: process ids of the workers that have answered
         self._answered: set[int | None] = set()
+        #: of these, those that were seen to serve
+        self._ready: set[int | None] = set()
         #: a worker that was draining, to be replaced or removed, when a signal to stop came
         self._retiring: list[Process] = []
 
@@ -66,13 +68,16 @@ class Supervisor(Multiprocess):
         for index, worker in enumerate(self.processes):
             if worker.is_alive(self.config.timeout_worker_healthcheck):
                 self._answered.add(worker.pid)
-                self.served = self.served or worker.is_ready()
+                if worker.pid not in self._ready and worker.is_ready():
+                    self._ready.add(worker.pid)
+                    self.served = True
                 continue
             if worker.pid not in self._answered and worker.process.is_alive():
                 continue  # it is still importing its code, which takes long on a busy machine
             if self._must_stop():
                 return  # it is passed the signal like the others, and may still end what it runs
             self._answered.discard(worker.pid)
+            self._ready.discard(worker.pid)
             worker.kill()  # it may hang
             worker.join()
             if worker.exitcode == STARTUP_FAILURE and not self._has_served():
@@ -91,6 +96,10 @@ class Supervisor(Multiprocess):
                 continue
             log.warning("worker %s has ended with %s; another takes its place", worker.pid, worker.exitcode)
             self.processes[index] = other
+
+    def serves(self, pid: int) -> bool:
+        """Whether this process is a worker in service: started, and neither replaced nor removed."""
+        return pid in self._ready and any(worker.pid == pid for worker in self.processes)
 
     def _has_served(self) -> bool:
         """Whether any worker has been in service, be it only since it was last looked at."""

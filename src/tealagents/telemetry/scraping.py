@@ -132,16 +132,19 @@ def offered(registry: Collector, host: str, port: int) -> Iterator[None]:
 
 
 @contextmanager
-def gathered(host: str, port: int, wanted: Callable[[], int]) -> Iterator[None]:
+def gathered(
+    host: str, port: int, wanted: Callable[[], int], serves: Callable[[int], bool] = lambda _: True
+) -> Iterator[None]:
     """Offers the metrics of all workers at `host` and `port`; start the workers inside this context.
 
-    `wanted` returns how many workers there should be at the moment. Raises `OSError`.
+    `wanted` returns how many workers there should be at the moment, and `serves` whether the one with this
+    process id is in service: its metrics are there from when it begins to start. Raises `OSError`.
     """
     with tempfile.TemporaryDirectory(prefix="tealagents-") as folder, _http_server(host, port) as server:
         _try_socket(folder)
         os.environ[SOCKETS] = folder
         registry = CollectorRegistry()
-        registry.register(_Workers(Path(folder), wanted))
+        registry.register(_Workers(Path(folder), wanted, serves))
         try:
             yield from _answering(server, registry)
         finally:
@@ -193,11 +196,14 @@ def _answering(server: Any, registry: Collector) -> Iterator[None]:
 
 
 class _Workers(Collector):
-    """The workers' metrics, each sample labeled with its process; how many workers answered, and should."""
+    """The workers' metrics, each sample labeled with its process; how many workers serve, and should."""
 
-    def __init__(self, folder: Path, wanted: Callable[[], int]) -> None:
+    def __init__(
+        self, folder: Path, wanted: Callable[[], int], serves: Callable[[int], bool] = lambda _: True
+    ) -> None:
         self._folder = folder
         self._wanted = wanted
+        self._serves = serves
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
@@ -205,7 +211,7 @@ class _Workers(Collector):
         for path in sorted(self._folder.glob("[0-9]*")):
             if (text := _read(path)) is None:
                 continue
-            answered += 1
+            answered += self._serves(int(path.name))
             for family in text_string_to_metric_families(text):
                 known = families.setdefault(family.name, _empty(family))
                 known.samples += [
@@ -213,7 +219,9 @@ class _Workers(Collector):
                     for sample in family.samples
                 ]
         yield from families.values()
-        yield GaugeMetricFamily("tealagents_workers", "Workers that answered the last scrape.", answered)
+        yield GaugeMetricFamily(
+            "tealagents_workers", "Workers that serve, and answered the last scrape.", answered
+        )
         yield GaugeMetricFamily("tealagents_workers_wanted", "Workers that there should be.", self._wanted())
 
 
