@@ -32,8 +32,9 @@ from tealagents.domain.events import Completed, ModelEvent, Terminal, TextDelta
 from tealagents.domain.ids import operation_id
 from tealagents.domain.models import ENDED, Json, Message, MessageBody, RequestRecord, StepBody, ToolCall
 from tealagents.domain.ports import Commit, ModelCall, Put, Record, Store
-from tealagents.engine import publishing, wait_queue
+from tealagents.engine import publishing, run, wait_queue
 from tealagents.engine.approvals import Command
+from tealagents.engine.observer import Observer, RequestWatch
 from tealagents.engine.run import Stop
 from tealagents.engine.turn import LAST_WORDS_SECONDS
 from tealagents.state import keys, records
@@ -959,3 +960,40 @@ async def test_what_a_run_fails_for_is_logged_where_it_is_the_operators_to_look_
     [line] = [each for each in caplog.records if each.name == "tealagents.engine.run"]
     assert line.levelname == "WARNING"
     assert line.getMessage().startswith(f"corrupt_state: Stored record 'log/{task_id}/")
+
+
+class Noted(Observer):
+    """Notes how runs ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+
+    def request(self, request: RequestRecord) -> RequestWatch:
+        ends = self.ends
+
+        class Watch(RequestWatch):
+            def ended(self, request: RequestRecord, *, here: bool = True) -> None:
+                ends.append(f"{request.status} {'here' if here else 'elsewhere'}")
+
+            def failed(self, error: TealError) -> None:
+                ends.append(f"Unknown {error.code}")
+
+        return Watch(request)
+
+
+async def test_an_end_that_is_stored_late_is_observed_as_it_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its callers were told that it is unknown, and read it later; it is counted and logged once."""
+    monkeypatch.setattr(run, "STORE_DEADLINE_SECONDS", 0)
+    store, gate, noted = Faulty(MemoryStore()), asyncio.Event(), Noted()
+    async with process(store, Scripted(waits(gate)), agent={"observer": noted}) as here:
+        sent = await here.send()
+        store.fault = lambda _, __: "away"
+        gate.set()
+        with pytest.raises(PersistenceUnavailable):
+            await here.service.outcome(sent)
+        store.fault = lambda _, __: None
+        await eventually(lambda: noted.ends)
+        assert noted.ends == ["Completed here"]
+        assert (await here.request(sent.request.request_id)).status == "Completed"

@@ -85,8 +85,9 @@ class Run:
         self._scope: asyncio.Timeout | None = None
         #: the turn is over and its end is known, so a stop comes too late
         self._over = False
-        #: False if the end was written outside this run: by another process, or by `Tasks.end`
-        self._ends_here = True
+        #: the record of the end or pause once it is stored, perhaps too late for `outcome`, and whether this
+        #: run wrote it, rather than another process or `Tasks.end`
+        self._ended: tuple[RequestRecord, bool] | None = None
         #: the events for followers
         self.stream = Publisher(conversations.tasks, writer)
         #: the request's record once it has ended or paused; or the error that kept its end from being stored
@@ -126,10 +127,10 @@ class Run:
         try:
             with self._agent.observer.request(self.request) as watch:
                 await self._to_the_end(resumption)
-                fault = self.outcome.exception()
-                if fault is None:
-                    watch.ended(self.outcome.result(), here=self._ends_here)
-                elif isinstance(fault, TealError):
+                if self._ended is not None:
+                    request, here = self._ended
+                    watch.ended(request, here=here)
+                elif isinstance(fault := self.outcome.exception(), TealError):
                     watch.failed(fault)
         finally:  # an observer may raise: it calls exporters that the host application has set up
             self.stream.stop()
@@ -402,8 +403,8 @@ class Run:
             self._give_up(Interrupted(f"This process lost its lease on the request. {LEARN_THE_OUTCOME}"))
             return
         self._conversations.forget(self.request.task_id)
-        self._ends_here = request.last_event == self.stream.last_id + 1  # no other process knows this number
-        self._report_end(request)
+        # no other process knows this number
+        self._report_end(request, here=request.last_event == self.stream.last_id + 1)
 
     async def _fail_last(self, error: BaseException) -> None:
         """Ends the request after an internal error, so that it is not left running for ever."""
@@ -421,8 +422,9 @@ class Run:
 
     # --- reporting -------------------------------------------------------------------------------
 
-    def _report_end(self, request: RequestRecord) -> None:
-        """Reports an end that is stored."""
+    def _report_end(self, request: RequestRecord, *, here: bool = True) -> None:
+        """Reports an end that is stored: to the observer also where callers were told that it was not."""
+        self._ended = (request, here)
         if not self.outcome.done():
             self.stream.end(request)
             self.outcome.set_result(request)
