@@ -136,3 +136,25 @@ def test_frames_of_errors_are_let_go_of_whatever_their_classes_refuse() -> None:
     assert isinstance(error.__context__, Frozen)
     let_go_of_frames(error)
     assert (error.__traceback__, error.__context__.__traceback__) == (None, None)
+
+
+# --- in the background ------------------------------------------------------------------------------
+
+
+async def test_what_fails_in_the_background_is_logged_without_the_text_of_a_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It may quote a message. The error of our own says why, and a fault where it was raised."""
+    async with process() as here:
+        exchange = exchange_of(here)
+
+        async def fails(error: Exception) -> None:
+            raise error
+
+        exchange.in_background(fails(ValueError("what a user said")))
+        exchange.in_background(fails(NotFound("There is no task.")))
+        await eventually(lambda: len(caplog.records) == 2)
+    fault, refusal = caplog.records
+    assert (fault.getMessage(), bool(fault.exc_info)) == ("background work failed", True)
+    assert refusal.getMessage() == "background work failed: There is no task."
+    assert not refusal.exc_info

@@ -560,9 +560,12 @@ class Exchange:
 
     def _done(self, task: asyncio.Future[object]) -> None:
         self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            fault = None if isinstance(error, TealError) else error
-            log.warning("background work failed: %s", error, exc_info=fault)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, TealError):
+            log.warning("background work failed: %s", error)
+        else:  # without the error's text, which may quote a message
+            log.warning("background work failed", exc_info=error)
 
 
 def key_of(caller: Caller, given: str, value: Any) -> Key:
