@@ -406,3 +406,30 @@ def test_a_fault_is_logged_and_shows_none_of_its_text(
     assert "1234" not in answered.text
     # the server's own log comes after the response
     until(lambda: [each.levelname for each in caplog.records if each.exc_info] == ["ERROR"])
+
+
+@pytest.mark.parametrize("name", [name for name in STREAMS if name != JOINED])
+def test_a_fault_is_counted_by_its_code_and_logged_once(
+    name: str,
+    running: tuple[ServiceThread, OfflineModel],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whether the gate logs it or the server does: an operator finds one line, with its traceback."""
+
+    async def fault(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a fault")
+
+    service = running[0]
+    codes: list[str] = []
+    observer = service.app.exchange.agent.observer
+    monkeypatch.setattr(type(observer), "refused", lambda _, error: codes.append(error.code))
+    path, body = STREAMS[name]
+    with service.client("ada", headers=a2a_talk.VERSION) as client:
+        if name == "mcp":
+            client.headers.update(mcp_talk.headers_of(body))
+        monkeypatch.setattr(service.app.exchange.service, "submit", fault)
+        assert "Internal error" in client.post(path, json=body).text
+    until(lambda: [each for each in caplog.records if each.exc_info])
+    assert codes == ["internal_error"]
+    assert [each.levelname for each in caplog.records if each.levelname != "INFO"] == ["ERROR"]

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from tealagents.api import bodies
 from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import Refuse, WrongMethod, own_path, reported
+from tealagents.api.http import Refuse, WrongMethod, own_path
 from tealagents.api.origins import with_cors
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound, TealError
@@ -95,7 +95,7 @@ def application(
         return await refused(request, _no_route(own_path(request.scope), error.status_code, routes, unserved))
 
     async def fault(_: Request, error: Exception) -> Response:
-        return refuse(reported(error), {})
+        return refuse(exchange.faulty(error), {})  # Starlette raises it again, and the server logs it
 
     app = Starlette(
         routes=routes,

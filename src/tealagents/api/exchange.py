@@ -525,14 +525,24 @@ class Exchange:
         Returns it as a client may see it.
         """
         if not isinstance(error, TealError):
-            log.error("internal error in a call", exc_info=error)
-            return self.refused(reported(error))
+            facts = self.agent.observer.named()
+            log.error("internal error in a call", exc_info=error, extra={"facts": facts})
+            return self.faulty(error)
         named = self.agent.observer.named(**error.ids)
         if status_of(error) >= 500:
             log.warning("%s: %s", error.code, error, extra={"facts": named})
         self.agent.observer.refused(error)
         let_go_of_frames(error)
         return reported(error)
+
+    def faulty(self, error: Exception) -> TealError:
+        """Called instead of `refused` for a fault that is logged elsewhere, such as by the server: counted.
+
+        Returns it as a client may see it.
+        """
+        shown = reported(error)
+        self.agent.observer.refused(shown)
+        return shown
 
     # --- ending ----------------------------------------------------------------------------------
 

@@ -300,7 +300,9 @@ class StatelessApp:
         return await self._refused(request, NotFound(f"There is nothing at {where}."))
 
     async def _fault(self, _: Request, error: Exception) -> Response:
-        return documents.refusal(InternalError(FAULT), self._front.challenge)
+        fault = InternalError(FAULT)
+        self._front.observer.refused(fault)  # Starlette raises it again, and the server logs it
+        return documents.refusal(fault, self._front.challenge)
 
     # --- what can be read ------------------------------------------------------------------------
 

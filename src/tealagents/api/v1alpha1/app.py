@@ -99,6 +99,7 @@ class AppV3(Starlette):
             return refused(request, _no_route(request, error, self.routes, f"{exchange.prefix}/docs"))
 
         async def fault(_: Request, error: Exception) -> Response:
+            exchange.faulty(error)  # Starlette raises it again, and the server logs it
             return problem_response(problems.problem("internal_error", FAULT))
 
         self.add_exception_handler(TealError, teal_error)
