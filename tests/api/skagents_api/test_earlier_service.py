@@ -22,12 +22,14 @@ from hostile_tokens import HOSTILE, Forge
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from tealagents.api.skagents.app import StatelessApp
 from tealagents.api.skagents.turns import CallDone, CallEvents, Turns
 from tealagents.config import load
 from tealagents.config.skagents import EarlierConfig
 from tealagents.engine.admission import FREE, LARGEST_PER_PROCESS, LARGEST_PER_USER
 from tealagents.llm.offline import OfflineModel
 from tealagents.skagents import application
+from tealagents.telemetry.requests import LoggedRequests
 from tealagents.testing.authority import LocalAuthority
 from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
@@ -300,6 +302,20 @@ def test_a_name_that_leads_here_makes_no_page_one_of_ours(tmp_path: Path) -> Non
     with served(write(tmp_path, CHAT), env={"TA_GATEWAY_SECRET": "s3cret"}) as (service, _):
         own = {"origin": "https://named.example.com", "host": "named.example.com", "taAgwKey": "s3cret"}
         assert post(service.url, json=HELLO, headers=own).status_code == 200
+
+
+def test_a_fault_is_counted_by_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over every other protocol."""
+    codes: list[str] = []
+
+    def fault(_: StatelessApp) -> Any:
+        raise RuntimeError("a fault")
+
+    with served(write(tmp_path, CHAT)) as (service, _), service.client() as client:
+        monkeypatch.setattr(LoggedRequests, "refused", lambda _, error: codes.append(error.code))
+        monkeypatch.setattr(StatelessApp, "_status_document", fault)
+        assert client.get("/health").json()["status"] == 500
+    assert codes == ["internal_error"]
 
 
 def test_an_answered_call_is_logged_as_completed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
