@@ -4,12 +4,14 @@ import json
 import os
 import resource
 import signal
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from monitored import MonitoredService, message, monitored
 
 from tealagents.testing.forking import Nursery
@@ -134,6 +136,24 @@ def test_a_worker_that_is_replaced_or_removed_leaves_what_is_new_to_the_others(
             with suppress(httpx.TransportError):  # an idle connection may end just as it is used
                 assert client.get("/health/ready").status_code == 200
             assert client.post("", json=message("hello")).json()["status"] == "Completed"
+
+
+def test_a_new_worker_has_all_limits_of_the_config_that_it_reads(nursery: Nursery, tmp_path: Path) -> None:
+    """Also those of the server itself, such as how long an idle connection stays open."""
+    with monitored(nursery, tmp_path, SCRIPT, workers=2) as service:
+        until(lambda: len(in_flight(service)) == 2)
+        before = in_flight(service).keys()
+        config = yaml.safe_load(service.config_path.read_text())
+        config["spec"]["limits"] = {"idle_connection_seconds": 0.5}
+        service.config_path.write_text(yaml.safe_dump(config))
+        os.kill(service.process.pid, signal.SIGHUP)
+        until(lambda: len(now := in_flight(service).keys()) == 2 and not now & before)
+        with socket.create_connection(("127.0.0.1", service.port)) as idle:
+            idle.settimeout(30)
+            idle.sendall(f"GET {service.prefix}/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            assert idle.recv(65536).startswith(b"HTTP/1.1 200 ")
+            while idle.recv(65536):
+                pass
 
 
 def test_workers_stop_when_their_supervisor_is_killed(nursery: Nursery, tmp_path: Path) -> None:

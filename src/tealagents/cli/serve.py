@@ -436,12 +436,13 @@ def worker_app() -> "ASGIApp":
     from uvicorn.config import STARTUP_FAILURE
 
     from tealagents.bootstrap import START_ERRORS
+    from tealagents.cli.protocol import server_options
 
     gc.disable()  # until `_settled`
     # the terminal sends Ctrl-C to all processes, and the supervisor passes it on: it would count twice here
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     if hasattr(signal, "SIGUSR1"):  # not on Windows, where no worker is replaced or removed
-        server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _leave_to_others, server)
     started = threading.Event()
     threading.Thread(target=_stop_with_supervisor, args=(started,), name="supervisor", daemon=True).start()
@@ -449,6 +450,8 @@ def worker_app() -> "ASGIApp":
         config = with_console_on_loopback(load_or_exit(None), os.environ[_HOST_VARIABLE])
         if os.environ[_OFFLINE_VARIABLE]:
             config = without_identity(config)
+        if server is not None:  # the parent has set these once, for the config as it was at its own start
+            vars(server.config).update(server_options(config.limits))
         return _application(config, started)
     except typer.Exit:  # the reason has been printed
         pass
