@@ -429,6 +429,7 @@ def test_a_fault_is_counted_by_its_code_and_logged_once(
         if name == "mcp":
             client.headers.update(mcp_talk.headers_of(body))
         monkeypatch.setattr(service.app.exchange.service, "submit", fault)
+        monkeypatch.setattr(type(service.app.exchange.tasks), "head", fault)
         assert "Internal error" in client.post(path, json=body).text
     until(lambda: [each for each in caplog.records if each.exc_info])
     assert codes == ["internal_error"]
