@@ -11,7 +11,7 @@ import pytest
 from engine_setup import ADA, Faulty, Process, Scripted, Shared, calls, noting, process, says, waits
 from msgspec.structs import replace
 
-from tealagents.domain.errors import NotFound, PersistenceUnavailable
+from tealagents.domain.errors import Interrupted, NotFound, PersistenceUnavailable
 from tealagents.domain.events import (
     Canceled,
     Completed,
@@ -22,13 +22,15 @@ from tealagents.domain.events import (
     Started,
     TextDelta,
 )
+from tealagents.domain.ids import operation_id
 from tealagents.domain.models import Failure, RequestRecord, ToolCall, User
-from tealagents.domain.ports import Commit, ModelCall, Record
+from tealagents.domain.ports import Commit, ModelCall, Put, Record
 from tealagents.engine import wait_queue
 from tealagents.engine.approvals import Command
 from tealagents.engine.event_buffer import EventBuffer
 from tealagents.engine.following import CHECK_SECONDS
 from tealagents.engine.run import TASK_GONE
+from tealagents.state import keys
 from tealagents.state.pruning import UserErasure
 from tealagents.state.tasks import SOONEST_LOOK_SECONDS, next_look
 from tealagents.stores.memory import MemoryStore
@@ -66,6 +68,40 @@ async def test_followers_of_what_is_deleted_meanwhile_hear_so() -> None:
         for each in await asyncio.gather(*following, return_exceptions=True):
             assert isinstance(each, NotFound)
             assert each.detail == TASK_GONE
+
+
+async def test_a_request_that_the_store_has_lost_was_interrupted_and_its_task_is_not_called_gone() -> None:
+    """A crash of the store undoes its first commit: its sender and its followers in any process hear so."""
+    store, gate = Shared(), asyncio.Event()
+    model = Scripted(says("hello"), waits(gate))
+    async with process(store, model) as here, process(store) as there:
+        task_id = (await here.ask()).task_id
+        before = dict(await contents(store, here.partition()))
+        sent = await here.send("more", task_id)
+        request_id = sent.request.request_id
+        hearing = [
+            asyncio.create_task(here.service.outcome(sent)),
+            *(asyncio.create_task(each.followed(request_id)) for each in (here, there)),
+        ]
+        while not (len(model.calls) == 2 and there.service.followers._followed):
+            await asyncio.sleep(0)
+        lost = [key for key, _ in await contents(store, here.partition()) if key not in before]
+        back = Commit(
+            operation=operation_id(),
+            put={key: Put(record.value) for key, record in before.items()},
+            delete=lost,
+            notify={keys.request(request_id)},
+        )
+        await store.commit(here.partition(), back)
+        gate.set()
+        for each in await asyncio.gather(*hearing, return_exceptions=True):
+            assert isinstance(each, Interrupted)
+            assert each.ids["request_id"] == request_id
+        assert (await here.ask("again", task_id)).status == "Completed"
+
+
+async def contents(store: Shared, partition: str) -> list[tuple[str, Record]]:
+    return await store.scan(partition, "", limit=500)
 
 
 #: asks for a tool that a human has to approve

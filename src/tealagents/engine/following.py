@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
-from tealagents.domain.errors import NotFound, TealError
+from tealagents.domain.errors import Interrupted, NotFound, TealError
 from tealagents.domain.events import Recorded, Terminal, beginning, ending
 from tealagents.domain.models import ENDED, RequestRecord
 from tealagents.engine.event_buffer import EventBuffer
-from tealagents.engine.run import TASK_GONE, Run
+from tealagents.engine.run import SET_BACK, TASK_GONE, Run
 from tealagents.state import keys
 from tealagents.state.streams import KEPT_SECONDS
 from tealagents.state.tasks import Tasks, next_look
@@ -67,7 +67,12 @@ class Followers:
                         return
                     if isinstance(lost, NotFound):
                         raise lost
-                record = (await self._tasks.request(partition, request_id)).value
+                try:
+                    record = (await self._tasks.request(partition, request_id)).value
+                except NotFound:
+                    if lost is not None:  # it says why there is no request
+                        raise lost from None
+                    raise
                 if lost is not None and record.status not in ENDED:
                     raise lost  # the end could not be stored, or another process has to write it
                 if after < 1:
@@ -189,8 +194,9 @@ class Tail(EventBuffer):
                 await self._read_log()  # before the record: events need not wait for the check for an end
                 key = keys.request(self._request_id)
                 found = await self._tasks.records.get(self._partition, key, RequestRecord)
-                if found is None:  # deleted: this raises `NotFound`
-                    found = await self._tasks.request(self._partition, self._request_id)
+                if found is None:
+                    await self._check_task()
+                    raise Interrupted(SET_BACK).with_ids(**self._record.ids)
                 self._record = found.value
                 if (last := _last(found.value, self.last_id)) is None:
                     return True
@@ -217,7 +223,7 @@ class Tail(EventBuffer):
         return record.worker_id is not None and await self._tasks.peers.dead(record.worker_id)
 
     async def _check_task(self) -> None:
-        """`NotFound` if the task of a pause is gone: a task that expires writes nothing that would wake."""
+        """`NotFound` if the task is gone: one that expires during a pause writes nothing that would wake."""
         try:
             await self._tasks.here(self._partition, self._record.task_id)
         except NotFound as error:

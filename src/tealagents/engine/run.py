@@ -44,7 +44,7 @@ from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
 from tealagents.state.decisions import digest_of
 from tealagents.state.history import in_call_order
-from tealagents.state.task_writer import Erased, Fenced, TaskWriter
+from tealagents.state.task_writer import Erased, Fenced, SetBack, TaskWriter
 from tealagents.state.tasks import SUPERSEDED, Ending, Tasks
 from tealagents.state.transitions import SERVICE, completed, paused, stopped, unreturned
 
@@ -58,6 +58,11 @@ _UNLOGGED = (CorruptState, PersistenceUnavailable, RemoteThreadLost, RequestTime
 
 #: the error message for a request whose task is gone
 TASK_GONE = "The task was deleted, or has expired, before the request had ended."
+#: the error message for a request that the store has lost, but not its task
+SET_BACK = (
+    "The store has lost the request: a crash or a failover set it back to an earlier state of the task. "
+    "Tools may have run. Read the task, then send the message again if it is still needed."
+)
 
 
 class Stop(Struct, frozen=True):
@@ -397,6 +402,9 @@ class Run:
         """
         if isinstance(fenced, Erased):
             self._give_up(NotFound(TASK_GONE))
+            return
+        if isinstance(fenced, SetBack):
+            self._give_up(Interrupted(SET_BACK))
             return
         request = fenced.request
         if request is None or request.status in ("Running", "Queued"):

@@ -41,6 +41,13 @@ class Erased(Fenced):
         super().__init__(None)
 
 
+class SetBack(Fenced):
+    """The store has lost the request, not its task: a crash or a failover undid the commit that began it."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+
 #: makes the last transition from the current head and request, and the entries to append
 Conclude = Callable[[Head, RequestRecord, Sequence[Draft]], Transition]
 
@@ -174,8 +181,15 @@ class TaskWriter:
         key = keys.request(self.request.request_id)
         found = await self._tasks.records.get(self.partition, key, RequestRecord)
         if found is None:
-            raise Erased
+            raise await self._without_request()
         self.request, self.request_version = found.value, found.version
+
+    async def _without_request(self) -> Fenced:
+        """Why the request's record is missing. A deletion buries the task before it removes the request."""
+        found = await self._tasks.records.get(self.partition, keys.task(self.head.task_id), Head)
+        if found is None or found.value.erased or found.value.log_id != self.head.log_id:
+            return Erased()
+        return SetBack()
 
     async def rebase(self) -> None:
         """Reads the head again, to continue from it. `Fenced` if the request no longer holds the task."""
