@@ -412,6 +412,24 @@ async def test_a_restarted_server_is_found_again(options: str) -> None:
             await found_again(server, store)
 
 
+async def test_a_host_that_says_nothing_does_not_keep_a_process_from_the_next(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    """As after a failover from a machine that is gone; notifications come from the next one, too."""
+    async with (
+        FaultProxy(postgres_server.host, postgres_server.port) as silent,
+        store_of(postgres_url) as other,
+    ):
+        silent.faults = Faults(blackhole=True)
+        hosts = f"{silent.host}:{silent.port},{postgres_server.host}:{postgres_server.port}"
+        url = postgres_url.replace(f"{postgres_server.host}:{postgres_server.port}", hosts)
+        async with store_of(f"{url}&connect_timeout=4") as store, store.watch("p", "topic") as watch:
+            assert isinstance(store, PostgresStore)
+            await eventually(lambda: store._watches.live)
+            await other.commit("p", Commit(operation=operation_id(), put={"key": Put(b"")}, notify={"topic"}))
+            assert await watch.wait(30)
+
+
 async def test_a_refused_connection_names_no_password() -> None:
     """A server that is not there is an error at start, which names the place and no credentials."""
     url = "postgresql://ann:hunter2@127.0.0.1:1/db"

@@ -50,7 +50,7 @@ from tealagents.stores.base import (
 )
 from tealagents.stores.links import ANSWER_SECONDS
 from tealagents.stores.pool import Pool
-from tealagents.stores.postgres_link import LOST, PostgresWatches
+from tealagents.stores.postgres_link import LOST, Hosts, PostgresWatches
 from tealagents.stores.sql import check_schema, migrations, statements
 
 __all__ = ["PostgresOptions", "PostgresStore"]
@@ -156,7 +156,8 @@ class PostgresStore(BaseStore):
         self._sql = {
             name: sql.replace("{schema}", schema) for name, sql in statements("postgres.sql").items()
         }
-        self._arguments = options.connect_arguments()
+        arguments = options.connect_arguments()
+        self._hosts = Hosts(arguments)
         self._pool = Pool(
             connect=self._connect,
             usable=_is_open,
@@ -166,7 +167,7 @@ class PostgresStore(BaseStore):
             timeout=options.connect_timeout,
         )
         self._watches = PostgresWatches(
-            options.watch_seconds, schema=options.schema_name, arguments=self._arguments, send=self._notify
+            options.watch_seconds, schema=options.schema_name, arguments=arguments, send=self._notify
         )
         self._next_sweep = time.monotonic() + SWEEP_SECONDS
         self._sweeping: asyncio.Task[None] | None = None
@@ -404,8 +405,7 @@ class PostgresStore(BaseStore):
             await self._pool.drop(connection)
 
     async def _connect(self) -> "asyncpg.Connection[Any]":
-        connection: asyncpg.Connection[Any] = await asyncpg.connect(**self._arguments)
-        return connection
+        return await self._hosts.connect()
 
     async def _notify(self, prefix: str, payloads: Sequence[str]) -> None:
         """A connection that has gone mute is given up soon: later notifications wait for this one."""

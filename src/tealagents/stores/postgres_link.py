@@ -5,6 +5,8 @@ write-ahead log is synced. Measured with fsync on, 16 connections commit 4,200 t
 times with it, and as often as without it where topics are notified afterwards, those of some milliseconds in
 one statement that writes nothing. What a process could not send before it died is found by the watches' own
 recheck, and the end of a request or a pause once that process's lease has lapsed.
+
+`Hosts` connects, here and for the store's other statements.
 """
 
 import asyncio
@@ -15,16 +17,23 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import asyncpg
-from asyncpg.exceptions import InterfaceError, InternalClientError, PostgresError
+from asyncpg.exceptions import (
+    CannotConnectNowError,
+    InterfaceError,
+    InternalClientError,
+    PostgresError,
+    TargetServerAttributeNotMatched,
+)
 
 from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.stores.base import in_a_line
 from tealagents.stores.links import ANSWER_SECONDS, Connect, LinkedWatches, LinkLost, LinkSession, Listener
 from tealagents.stores.watches import Topic
 
-__all__ = ["LOST", "PostgresWatches"]
+__all__ = ["LOST", "Hosts", "PostgresWatches"]
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +60,38 @@ LOST: Final = (InterfaceError, InternalClientError, OSError, TimeoutError, Runti
 
 #: sends payloads, each to the channel that follows from it (`notify` in postgres.sql)
 Send = Callable[[str, Sequence[str]], Awaitable[object]]
+
+
+class Hosts:
+    """Connects to the first host of a DSN, such as `postgresql://host1,host2/database`, that can be used.
+
+    The driver has one timeout for all hosts: one that says nothing, as after a failover, would keep it from
+    trying the others. Here, each has a share of that time. The one that was connected to last comes first.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        """`arguments` are those for `asyncpg.connect`, a `dsn` and a `timeout` among them."""
+        self._arguments = arguments
+        #: the number of the host that was connected to last
+        self._last = 0
+
+    async def connect(self, **others: Any) -> "asyncpg.Connection[Any]":
+        """A new connection; `others` replace arguments. Raises what `asyncpg.connect` does for all hosts."""
+        arguments = {**self._arguments, **others}
+        dsns = _by_host(arguments["dsn"])
+        until = time.monotonic() + arguments["timeout"]
+        failed: list[Exception] = []
+        for number in sorted(range(len(dsns)), key=lambda each: each != self._last):
+            share = (until - time.monotonic()) / (len(dsns) - len(failed))
+            try:
+                own = {**arguments, "dsn": dsns[number], "timeout": share}
+                connection: asyncpg.Connection[Any] = await asyncpg.connect(**own)
+            except (OSError, CannotConnectNowError, TargetServerAttributeNotMatched) as error:
+                failed.append(error)
+            else:
+                self._last = number
+                return connection
+        raise min(reversed(failed), key=lambda error: isinstance(error, TargetServerAttributeNotMatched))
 
 
 class PostgresWatches(LinkedWatches):
@@ -112,11 +153,12 @@ class PostgresWatches(LinkedWatches):
 
     def _listening(self, arguments: Mapping[str, Any]) -> Connect:
         """Connects a session that hears what other processes send."""
+        hosts = Hosts(arguments)
 
         @asynccontextmanager
         async def connect(listener: Listener) -> AsyncIterator[LinkSession]:
             try:
-                connection = await asyncpg.connect(**{**arguments, **_TIMEOUTS})
+                connection = await hosts.connect(**_TIMEOUTS)
             except (PostgresError, *LOST) as error:
                 raise LinkLost(in_a_line(error)) from None
             try:
@@ -165,6 +207,22 @@ class _ListeningConnection:
         name, sender = str(payload)[:_NAME], str(payload)[_NAME:]
         if sender != self._sender:
             self._listener.hear(name)
+
+
+def _by_host(dsn: str) -> list[str]:
+    """A DSN for each host of this one; only the DSN itself if the driver has to see all hosts together."""
+    parts = urlsplit(dsn)
+    user, at, hosts = parts.netloc.rpartition("@")
+    query = dict(parse_qsl(parts.query))
+    port_for_each = "," in os.environ.get("PGPORT", "")
+    if port_for_each or query.get("target_session_attrs") == "prefer-standby":
+        return [dsn]
+    if hosts:
+        return [parts._replace(netloc=f"{user}{at}{host}").geturl() for host in hosts.split(",")]
+    each = query.get("host", "").split(",")
+    if len(each) == 1:
+        return [dsn]
+    return [f"postgresql://{parts.netloc}{parts.path}?{urlencode({**query, 'host': host})}" for host in each]
 
 
 def _name(topic: Topic) -> str:
