@@ -580,6 +580,40 @@ async def test_a_server_that_takes_no_writes(
         await store_of(postgres_server.url.replace("tealagents:", "reader:")).open()
 
 
+async def idle_pair(store: Store, sql: str) -> None:
+    """Leaves two connections idle, after a statement on each."""
+    assert isinstance(store, PostgresStore)
+    lent = [await store._pool.borrow() for _ in range(2)]
+    for connection in lent:
+        await connection.execute(sql)
+        store._pool.give_back(connection)
+
+
+async def test_connections_to_a_server_that_has_become_read_only_are_not_used_again(
+    postgres_url: str,
+) -> None:
+    """Through a pgbouncer they outlive the server's demotion; what they read may be stale."""
+    async with store_of(postgres_url) as store:
+        await idle_pair(store, "SET default_transaction_read_only = on")
+        with pytest.raises(PersistenceUnavailable, match="read-only transaction"):
+            await store.commit("p", put("key", b"1"))
+        await store.commit("p", put("key", b"1"))
+
+
+async def test_a_server_that_has_become_a_standby_is_not_ready(
+    postgres_url: str, sql: "asyncpg.Connection"
+) -> None:
+    """Through a pgbouncer connections to it stay open; none of them is used again."""
+    schema = schema_of(postgres_url)
+    async with store_of(postgres_url) as store:
+        made = f"CREATE FUNCTION {schema}.pg_is_in_recovery() RETURNS bool LANGUAGE sql AS 'SELECT true'"
+        await sql.execute(made)
+        await idle_pair(store, f"SET search_path = {schema}, pg_catalog")  # as if the server said so
+        with pytest.raises(PersistenceUnavailable, match="it is read-only: a standby"):
+            await store.ping()
+        await store.ping()
+
+
 async def test_wrong_options_are_reported(postgres_server: PostgresServer) -> None:
     """An unknown option, or a schema name that is none, is a clear error."""
     for wrong in ("poool=3", "schema=a;drop", "pool=0", "sslmode=banana"):

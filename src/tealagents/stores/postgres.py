@@ -27,6 +27,7 @@ from asyncpg.exceptions import (
     InvalidCatalogNameError,
     InvalidSQLStatementNameError,
     PostgresError,
+    ReadOnlySQLTransactionError,
     TargetServerAttributeNotMatched,
     TooManyConnectionsError,
 )
@@ -65,6 +66,8 @@ SWEEP_RECORDS: Final = 500
 #: seconds for the server to end a statement that no one waits for
 CANCEL_SECONDS: Final = 1.0
 
+#: the values of `target_session_attrs` that refuse a standby
+_WRITABLE: Final = ("read-write", "primary")
 #: for `sslrootcert`, as libpq has it: the authorities that this system trusts
 _SYSTEM: Final = "system"
 
@@ -235,7 +238,11 @@ class PostgresStore(BaseStore):
         return float(seconds)
 
     async def answer(self) -> None:
-        await self._ask("now")
+        """Fails, too, if the server has become a standby: through pgbouncer, connections to it stay open."""
+        ((standby,),) = await self._ask("is_standby")
+        if standby and self.options.target_session_attrs in _WRITABLE:
+            await self._pool.clear()
+            raise self.unavailable(_KNOWN[TargetServerAttributeNotMatched])
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -338,6 +345,8 @@ class PostgresStore(BaseStore):
             if error.sqlstate == CONFLICT:
                 self._pool.give_back(connection)
                 raise Conflict(*(error.detail or "").split()) from None
+            if isinstance(error, ReadOnlySQLTransactionError):  # what is read from it may be stale
+                await self._pool.clear()
             await self._pool.drop(connection)
             raise self._refusal(error) from None
         except LOST as error:

@@ -34,6 +34,9 @@ SELECT key FROM {schema}.records WHERE partition = $1 AND expires_at <= clock_ti
 -- name: now
 SELECT extract(epoch FROM clock_timestamp())::float8
 
+-- name: is_standby
+SELECT pg_is_in_recovery()
+
 -- Erases some of what has expired. Skips what a commit holds right now; it will be met again. Not by
 -- clock_timestamp(): the index cannot be searched for what is volatile, and would be read to its end.
 -- name: sweep
