@@ -12,6 +12,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from asyncpg.exceptions import ProtocolViolationError
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -23,6 +24,7 @@ from tealagents.stores import StoreConfigError, postgres
 from tealagents.stores import plain_store as store_of
 from tealagents.stores.base import AccessDenied
 from tealagents.stores.postgres import SWEEP_RECORDS, PostgresStore
+from tealagents.stores.postgres_link import Hosts
 from tealagents.stores.sql import statements
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.pytest_servers import running
@@ -461,6 +463,31 @@ async def test_a_server_with_few_connections(
     await sql.execute("ALTER ROLE few CONNECTION LIMIT 0")
     with pytest.raises(PersistenceUnavailable, match="too many connections"):
         await store_of(f"{url}?schema=few").open()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "no more connections allowed (max_client_conn)",
+        "client connections exceeded (max_db_client_connections)",
+    ],
+)
+async def test_a_pgbouncer_with_few_connections(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """It refuses another one in words of its own, and what it takes is shared all the same."""
+    connect, places = Hosts.connect, iter(range(2))
+
+    async def limited(hosts: Hosts) -> "asyncpg.Connection":
+        if next(places, None) is None:
+            raise ProtocolViolationError(words)
+        return await connect(hosts)
+
+    async with store_of(postgres_url):
+        pass  # its tables are made
+    monkeypatch.setattr(Hosts, "connect", limited)
+    async with store_of(f"{postgres_url}&pool=10") as store:
+        await asyncio.gather(*(store.commit(f"p{n}", put("key", b"1")) for n in range(20)))
 
 
 @pytest.mark.parametrize("granted", [True, False])

@@ -27,6 +27,7 @@ from asyncpg.exceptions import (
     InvalidCatalogNameError,
     InvalidSQLStatementNameError,
     PostgresError,
+    ProtocolViolationError,
     ReadOnlySQLTransactionError,
     TargetServerAttributeNotMatched,
     TooManyConnectionsError,
@@ -68,6 +69,7 @@ CANCEL_SECONDS: Final = 1.0
 
 #: the values of `target_session_attrs` that refuse a standby
 _WRITABLE: Final = ("read-write", "primary")
+_NO_MORE: Final = ("no more connections allowed", "client connections exceeded")
 #: for `sslrootcert`, as libpq has it: the authorities that this system trusts
 _SYSTEM: Final = "system"
 
@@ -165,7 +167,7 @@ class PostgresStore(BaseStore):
             connect=self._connect,
             usable=_is_open,
             discard=_abort,
-            full=lambda error: isinstance(error, TooManyConnectionsError),
+            full=_is_full,
             size=options.pool,
             timeout=options.connect_timeout,
         )
@@ -460,6 +462,13 @@ class PostgresStore(BaseStore):
 
 async def _is_open(connection: "asyncpg.Connection[Any]") -> bool:
     return not connection.is_closed()
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether the server takes no more connections; a pgbouncer says so in words, of any of its limits."""
+    if isinstance(error, ProtocolViolationError):
+        return any(words in str(error) for words in _NO_MORE)
+    return isinstance(error, TooManyConnectionsError)
 
 
 async def _abort(connection: "asyncpg.Connection[Any]") -> None:
