@@ -114,6 +114,21 @@ async def test_what_a_user_of_a_cluster_lacks_is_granted_with_what_a_cluster_nee
         await store_of(for_ann(secretive.url)).open()
 
 
+@pytest.mark.parametrize("right", ["cluster|slots", "asking", "ping"])
+async def test_a_right_that_only_a_cluster_needs_is_missed_at_the_start(
+    redis_cluster: RedisCluster, right: str
+) -> None:
+    """It is needed while a slot moves, or by watches: not only then is it named, with what to grant."""
+    for node in redis_cluster.nodes:
+        node.expect_ok("ACL", "SETUSER", "bob", "on", ">pw", "~*", "&*", "+@all", f"-{right}")
+    with pytest.raises(
+        AccessDenied, match=rf"(?i)'{re.escape(right)}'.* \+ping .*\+cluster\|slots \+asking`\.$"
+    ):
+        await store_of(redis_cluster.url.replace("//", "//bob:pw@")).open()
+    for node in redis_cluster.nodes:
+        node.expect_ok("ACL", "SETUSER", "bob", f"+{right}")
+
+
 async def test_a_database_beside_that_of_a_cluster_is_refused(redis_cluster: RedisCluster) -> None:
     """A cluster has one, so that a URL for a server on its own may name another."""
     with pytest.raises(AccessDenied, match=r"not allowed in cluster mode.* a cluster has only 0\.$"):

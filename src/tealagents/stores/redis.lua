@@ -125,7 +125,7 @@ end
 return {keys, redis.call('MGET', unpack(KEYS, 2))}
 
 -- name: rights
--- ARGV: how all names begin.
+-- ARGV: how all names begin, '1' for a node of a cluster.
 -- Raises the first command that the user may not run. On servers before 7.0 each is run, which changes nothing
 -- because nothing has these names. They are those of a partition: a user may have rights to no others.
 local record, index = ARGV[1] .. '{rights}:record', ARGV[1] .. '{rights}#index'
@@ -136,6 +136,9 @@ local needed = {
     {'ZREVRANGEBYLEX', index, '+', '-'}, {'ZADD', expiring, 'XX', 0, ''}, {'ZREM', expiring, ''},
     {'ZRANGEBYSCORE', expiring, 0, 1},
 }
+if ARGV[2] == '1' then -- needed only while a slot moves, and by watches of other nodes
+    needed[#needed + 1], needed[#needed + 2] = {'ASKING'}, {'PING'}
+end
 local function denied(command)
     if redis.acl_check_cmd then
         return not redis.acl_check_cmd(unpack(command))

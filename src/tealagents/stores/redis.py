@@ -244,8 +244,10 @@ class RedisStore(BaseStore):
     async def open(self) -> None:
         try:
             for node, info in (await self._nodes.survey()).items():
-                where = "{}:{}".format(*node) if self._nodes.clustered else self.where
-                await self._nodes.ask(node, "EVAL", _scripts()["rights"].text, 0, self.options.prefix)
+                clustered = self._nodes.clustered
+                where = "{}:{}".format(*node) if clustered else self.where
+                rights = _scripts()["rights"].text
+                await self._nodes.ask(node, "EVAL", rights, 0, self.options.prefix, int(clustered))
                 _check_eviction(where, info.get("maxmemory_policy"))
                 _check_durability(where, info)
         except BaseException:
@@ -300,7 +302,7 @@ class RedisStore(BaseStore):
         rights += " +ping +time +info +config|get"
         if urlsplit(self.options.address.get_secret_value()).path.strip("/0"):
             rights += " +select"
-        if self._nodes.clustered:
+        if self._nodes.clustered or "'cluster" in str(error):  # which denies what would show that it is one
             rights += " +cluster|slots +asking"
         return self.denied(_with_line(str(error)), f"With ACL SETUSER, give this user `{rights}`.")
 

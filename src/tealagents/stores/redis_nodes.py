@@ -138,7 +138,9 @@ class Nodes:
                     raise
                 return {self._seed: info}
             return {node: await self._about(node) for node in sorted(set(self._slot_map.values()))}
-        except (NodeUnreachable, Unknown, ResponseError) as error:
+        except ResponseError as error:
+            raise self._refusal(error) from None
+        except (NodeUnreachable, Unknown) as error:
             raise self._unavailable(error) from None
 
     async def ask(self, address: Address, *command: str | bytes | int) -> Any:
