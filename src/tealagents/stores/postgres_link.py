@@ -91,7 +91,10 @@ class Hosts:
             else:
                 self._last = number
                 return connection
-        raise min(reversed(failed), key=lambda error: isinstance(error, TargetServerAttributeNotMatched))
+        try:
+            raise min(reversed(failed), key=lambda error: isinstance(error, TargetServerAttributeNotMatched))
+        finally:  # else the error, by its traceback, would refer to itself, and keep what the callers hold
+            failed.clear()
 
 
 class PostgresWatches(LinkedWatches):
