@@ -33,7 +33,7 @@ from tealagents.engine.service import Service
 from tealagents.engine.toolbox import Govern, Toolbox
 from tealagents.llm import ModelConfigError, open_model
 from tealagents.llm.credentials import AzureCredential, AzureCredentialOptions
-from tealagents.llm.options import OPENAI_URL
+from tealagents.llm.options import OPENAI_URL, is_openai
 from tealagents.opening import Held
 from tealagents.outbound.addresses import is_loopback_host
 from tealagents.registry import import_from
@@ -119,8 +119,7 @@ def model_of(config: ServiceConfig, credential: AzureCredential | None = None) -
     agent, limits = config.agent, config.limits
     name = agent.client or CLIENTS[config.thread.kind]
     identity = config.environment.get("TA_AZURE_CREDENTIAL")
-    at_openai = (config.base_url or OPENAI_URL).rstrip("/") == OPENAI_URL
-    if identity and at_openai and name in CLIENTS.values():
+    if identity and is_openai(config.base_url or OPENAI_URL) and name in CLIENTS.values():
         raise ModelConfigError(
             "TA_AZURE_CREDENTIAL needs TA_BASE_URL, the address of the Azure resource: the tokens of this "
             "service's identity are not for OpenAI."

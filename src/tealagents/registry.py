@@ -159,10 +159,11 @@ def _hidden_by(folder: Path, name: str) -> str | None:
     `module:Class`; None if there is none. What is installed may be a copy of the folder's, on purpose."""
     module = name.partition(":")[0].partition(".")[0]
     file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None or not any(each.is_file() for each in _places(folder, module)):
+    own = [place.resolve() for place in _places(folder, module) if place.is_file()]
+    if file is None or not own or (found := Path(file).resolve()) in own:
         return None
-    others = (place for other in _folders - {folder.resolve()} for place in _places(other, module))
-    return file if Path(file).resolve() in map(Path.resolve, others) else None
+    others = (place.resolve() for other in _folders for place in _places(other, module))
+    return file if found in others else None
 
 
 def _places(folder: Path, module: str) -> tuple[Path, Path]:

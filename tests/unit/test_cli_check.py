@@ -333,7 +333,7 @@ def test_two_providers_of_one_name_are_found(folder: Path) -> None:
     assert "spec.thread.context_providers[1]: Two context providers are called facts" in checked.output
 
 
-@pytest.mark.parametrize("base_url", ["", "https://api.openai.com/v1"])
+@pytest.mark.parametrize("base_url", ["", "https://api.openai.com/v1", "https://API.openai.com"])
 @pytest.mark.parametrize("key", ["", "sk-key"])
 def test_an_identity_of_azure_is_not_shown_to_openai(folder: Path, base_url: str, key: str) -> None:
     """Its tokens are for a resource of Azure, whose address is missing; no matter whether there is a key."""

@@ -38,6 +38,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import Item, Message, ToolCall
 from tealagents.llm.credentials import AzureCredential
 from tealagents.llm.offline import OfflineModel
+from tealagents.registry import import_from
 from tealagents.state.records import SystemClock
 from tealagents.stores import StoreConfigError, open_store
 from tealagents.testing.service import agent_config
@@ -1869,4 +1870,19 @@ async def test_a_copy_of_a_module_that_is_installed_is_no_mistake(
     env = {"TA_BASE_URL": "http://127.0.0.1:9/v1", "TA_API_KEY": "key"}
     with pytest.raises(ValueError, match="own_copy:Own") as refused:
         await Agent.from_config(config, env=env, dotenv=None).run("hello")
+    assert "cannot be imported" not in str(refused.value)
+
+
+async def test_a_module_beside_a_config_that_is_a_link_is_ones_own(tmp_path: Path) -> None:
+    """As in a folder that Kubernetes mounts, where each file is a link into another folder."""
+    (mounted := tmp_path / "mounted").mkdir()
+    (data := mounted / "..data").mkdir()
+    (data / "own_link.py").write_text("class Own:\n    pass\n")
+    (data / "config.yaml").write_text(yaml.safe_dump(agent_config(agent={"client": "own_link:Own"})))
+    for file in data.iterdir():
+        (mounted / file.name).symlink_to(Path("..data") / file.name)
+    import_from(data.resolve())  # as the file of plugins does, whose links are followed
+    env = {"TA_BASE_URL": "http://127.0.0.1:9/v1", "TA_API_KEY": "key"}
+    with pytest.raises(ValueError, match="own_link:Own") as refused:
+        await Agent.from_config(mounted / "config.yaml", env=env, dotenv=None).run("hello")
     assert "cannot be imported" not in str(refused.value)

@@ -169,6 +169,14 @@ def test_a_counter_that_cannot_count_is_refused_at_start(
         counter_for("any", "own_counter:count")
 
 
+def test_a_counter_may_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the characters, say: not all estimates are whole numbers. covers: THREAD-8"""
+    (tmp_path / "own_counter.py").write_text("def count(text): return len(text) / 4")
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("own_counter", None)
+    assert counter_for("any", "own_counter:count").count("abcde") == 1.25
+
+
 def test_a_counter_without_a_module_is_refused() -> None:
     """As a mistake in the config, not as one of the program."""
     with pytest.raises(TokensUnknown, match="tokenizer ':count' cannot be imported"):

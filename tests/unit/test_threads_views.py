@@ -266,6 +266,14 @@ class Leaking(ScriptedModel):
         yield
 
 
+class Textless(ScriptedModel):
+    """A client whose pieces hold no text."""
+
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
+        yield [TextDelta(None)]  # type: ignore[arg-type]
+        yield [ModelDone(finish_reason="stop")]
+
+
 class Returning(ScriptedModel):
     """A client whose stream is a list."""
 
@@ -277,6 +285,7 @@ class Returning(ScriptedModel):
     ("model", "why"),
     [
         (Leaking(), "it raised ValueError"),
+        (Textless(), "it raised TypeError"),
         (Returning(), "its stream returned list, not an async generator"),
     ],
 )

@@ -95,7 +95,7 @@ class OpenAIOptions(ModelOptions):
 
     @model_validator(mode="after")
     def _at_azure(self) -> Self:
-        if self.base_url == OPENAI_URL and (self.azure_api_version or self.azure_deployment):
+        if is_openai(self.base_url) and (self.azure_api_version or self.azure_deployment):
             raise ValueError(
                 "TA_AZURE_API_VERSION and TA_AZURE_DEPLOYMENT need TA_BASE_URL, the address of the Azure "
                 "resource"
@@ -132,6 +132,11 @@ class OpenAIOptions(ModelOptions):
         """The secrets, which errors must not contain even if the service quotes them."""
         key = self.api_key.get_secret_value() if self.api_key is not None else ""
         return tuple(secret for secret in (key, *self.headers.values()) if len(secret) >= 8)
+
+
+def is_openai(url: str) -> bool:
+    """Whether a URL is of OpenAI's own service, and not of a resource at Azure or elsewhere."""
+    return urlsplit(url).hostname == urlsplit(OPENAI_URL).hostname
 
 
 def is_private_connection(url: str) -> bool:

@@ -137,11 +137,9 @@ class LocalThread(AgentThread):
         stored = self._stored
         if stored is None:
             await self.create()
-            rounds = self._rounds_since()
-            for message in _distinct(messages, self._messages):
-                self._messages[message.message_id] = message
-                self._pending.append(message.message_id)
-            self._count(self._rounds_since() - rounds)
+            new = _distinct(messages, self._messages)
+            self._messages.update((message.message_id, message) for message in new)
+            self._pend(new)
         else:
             if stored.unstored or not stored.is_read:
                 await self.create()
@@ -158,15 +156,12 @@ class LocalThread(AgentThread):
         in_checkpoints = {message_id for each in self._checkpoints.values() for message_id in each.messages}
         known = in_checkpoints.union(self._beginning, self._pending)
         self._pending = [message_id for message_id in self._pending if message_id in self._messages]
-        rounds = self._rounds_since()
-        self._pending += [message_id for message_id in self._messages if message_id not in known]
-        self._count(self._rounds_since() - rounds)
+        self._pend([message for message in kept if message.message_id not in known])
 
-    def _rounds_since(self) -> int:
-        """The number of rounds that have begun since the current checkpoint."""
-        return _rounds(self._known(self._pending))
-
-    def _count(self, rounds: int) -> None:
+    def _pend(self, new: Sequence[Message]) -> None:
+        """Adds messages to those since the current checkpoint, and counts the rounds that begin with them."""
+        rounds = sum(each.role == "user" for each in new) if self._pending else _rounds(new)
+        self._pending += [message.message_id for message in new]
         if rounds:
             self.context["turn"] = int(self.context.get("turn", 0)) + rounds
 

@@ -27,6 +27,7 @@ from tealagents.domain import ids
 from tealagents.domain.models import Item, Message
 from tealagents.domain.ports import Model
 from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.model_faults import faults_of
 from tealagents.threads.tokens import (
     ESTIMATE,
     MESSAGE_TOKENS,
@@ -194,7 +195,8 @@ def _as_sent(message: Message, model: Model) -> Message:
     if not message.native:
         return message
     without = replace(message, native="")
-    return without if model.encode(message) == model.encode(without) else message
+    with faults_of(model):
+        return without if model.encode(message) == model.encode(without) else message
 
 
 class TrimToolResultsOptions(ReducerOptions):

@@ -185,6 +185,7 @@ async def ask(model: Model, instructions: str, *texts: str) -> tuple[str, ModelD
                         done = event
                     else:
                         answer.append(event.text)
+        text = "".join(answer)
     if done is None:
         raise ModelFailed("The model service ended without an answer.")
-    return storable("".join(answer)).strip(), done
+    return storable(text).strip(), done

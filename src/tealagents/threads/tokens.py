@@ -7,7 +7,7 @@ Other vendors' tokenizers differ by some percent: leave a reserve, or name a fun
 
 import re
 from collections.abc import Callable, Mapping
-from numbers import Integral
+from numbers import Real
 
 from msgspec import Struct
 
@@ -103,7 +103,7 @@ def _own(reference: str) -> Count:
     except BaseException as wrong:
         reason = raised(wrong, reference.partition(":")[0])
         raise TokensUnknown(f"The tokenizer {reference!r} failed with an empty text: {reason}") from wrong
-    if not isinstance(tokens, Integral):
+    if not isinstance(tokens, Real):
         kind = type(tokens).__name__
         raise TokensUnknown(f"The tokenizer {reference!r} must return a number of tokens, not {kind}.")
     return count
