@@ -456,6 +456,19 @@ def test_the_answer_after_a_decision_that_was_made_elsewhere_is_shown(
     expect(ada.page.get_by_text("Files-rotate said")).to_be_visible()
 
 
+def test_messages_of_another_client_that_failed_are_shown(ada: Tab, service: ServiceThread) -> None:
+    """They leave the task as it was: failed, at the same checkpoint, and with no request that runs."""
+    (first,) = talk(service, "hello")
+    items = [{"content_type": "text", "content": "refuse this"}]
+    failed = ada.open("tasks", first["task_id"]).page.locator(".ended")
+    with service.client("ada") as client:
+        for sent, count in ((1, 1), (4, 5)):
+            for _ in range(sent):
+                client.post("", json={"items": items, "task_id": first["task_id"]})
+            ada.look_again()
+            expect(failed).to_have_count(count)
+
+
 def test_what_is_written_outlives_a_token_that_has_expired(tabs: Tabs, service: ServiceThread) -> None:
     """One signs in again, and finds it where it was."""
     hal = tabs.signed_in(f"{service.url}/console/", "hal")

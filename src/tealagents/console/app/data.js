@@ -22,13 +22,13 @@ export function useRead(read, keys, everyMs) {
     let under = null;
     let failed = false;
     let gone = false;
-    // a reading that was under way before is no new one
+    // a reading that is under way is no new one
     run.current = (anew = false) => {
       if (under && anew) return under.then(() => run.current?.());
       under ??= read(leaving.signal)
         .then((data) => {
           failed = gone = false;
-          // nothing is drawn anew for what is the same
+          // the same is not drawn anew
           if (!leaving.signal.aborted && data !== undefined)
             setState((known) => (known.data === data && !known.error ? known : {data, error: null}));
         })
@@ -38,7 +38,7 @@ export function useRead(read, keys, everyMs) {
           if (!leaving.signal.aborted) setState((known) => ({...known, error}));
         })
         .finally(() => (under = null))
-        // a caller of what is given up waits for what takes its place
+        // a caller waits for what takes its place
         .then(() => leaving.signal.aborted && run.current?.());
       return under;
     };
@@ -56,7 +56,7 @@ export function useRead(read, keys, everyMs) {
   return {...state, reload};
 }
 
-/** milliseconds after which a task that is looked at is read again */
+/** how often a task in view is read again */
 export const FRESH = 2500;
 
 /** Calls `reload`, unless it is null, when a task was made or changed in this page. */
@@ -107,7 +107,7 @@ export function usePages(list, keys, everyMs) {
     const cursor = next();
     const known = shown.pages.length;
     const pages = await goOn(list, [...shown.pages], 0, known);
-    if (cursor === next()) shown.pages = [...shown.pages, ...pages.slice(known)]; // else they were read again meanwhile
+    if (cursor === next()) shown.pages = [...shown.pages, ...pages.slice(known)]; // else they were read again
     redraw((n) => n + 1);
   });
   const items = useMemo(() => shown.pages.flatMap((page) => page.items), [shown.pages]);
@@ -127,7 +127,7 @@ export function Inbox({children}) {
   const known = useRef(null);
   const read = async (signal) => {
     const list = client.approvals({status: "pending", limit: 200, signal});
-    const own = (known.current ??= {}); // what is read for one that was thrown away meanwhile is not kept
+    const own = (known.current ??= {}); // one that is thrown away meanwhile keeps nothing
     const first = await list.page();
     if (!own.first || !sameItems(own.first, first) || Date.now() - own.since > SAME_MS) {
       const items = [...first.items, ...(await itemsFrom(list, first.next_cursor))];
@@ -201,8 +201,8 @@ export class Shared {
 }
 
 /**
- * The messages on a path, read to their end. When the task has moved on only the last page is read again, as long
- * as it still begins with the same message: after a rollback it does not, and all of them are.
+ * The messages on a path, read to their end. When the task has moved on, or has changed while nothing ran, only the last
+ * page is read again, as long as it begins with the same message: after a rollback it does not, and all of them are.
  */
 export function useMessages(client, task, checkpointId) {
   const path = [client, task.task_id, checkpointId];
@@ -211,7 +211,7 @@ export function useMessages(client, task, checkpointId) {
     known.pages = await pagesFrom(client, task.task_id, checkpointId, known.pages, signal);
     return known.pages.flatMap((page) => page.items);
   };
-  const {data: items, ...state} = useRead(read, [...path, task.checkpoint_id, task.status, task.request_id]);
+  const {data: items, ...state} = useRead(read, [...path, task.checkpoint_id, task.status, task.request_id ?? task.last_updated]);
   return {items, ...state};
 }
 
