@@ -107,6 +107,23 @@ def test_a_fresh_token_that_is_refused_leads_to_the_sign_in_with_the_reason(
     expect(tab.button("Sign in with Microsoft")).to_be_visible()
 
 
+def test_that_the_service_is_shutting_down_is_said_until_it_is_back(
+    tabs: Tabs, protected: ServiceProcess
+) -> None:
+    """The page asks for the service's health, which takes no token."""
+    tab = _signed_in(tabs, protected)
+    tab.expected = {503}
+    draining = {"code": "draining", "title": "Shutting down", "detail": "Another process takes it."}
+    later = {"retry-after": "600"}
+    tab.page.route(
+        protected.url, lambda route: route.fulfill(status=503, json=draining, headers=later), times=1
+    )
+    tab.say("My name is Alice.")
+    said = tab.page.get_by_role("main").get_by_role("alert")
+    expect(said).to_contain_text("Shutting down")
+    expect(said).to_have_count(0)
+
+
 @pytest.mark.parametrize("refusal", ["invalid_grant", "interaction_required"])
 def test_a_refresh_token_that_is_refused_leads_to_the_sign_in(
     tabs: Tabs, authority: LocalAuthority, protected: ServiceProcess, refusal: str

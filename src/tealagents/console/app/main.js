@@ -59,19 +59,19 @@ function Console({config, session, onSignOut, onLapsed}) {
   `;
 }
 
-/** What is read is read again anyway; that the service is away is better said at once. */
+/** What is read is read again anyway: that the service is away is said at once. */
 const SOON_TOLD = {attempts: 2};
 /** An answer is waited for as long as one looks at it. */
 const NEVER_GIVEN_UP = {attempts: Infinity, longestDelayMs: 2000};
 
 /**
- * How calls are made with `token`. `onLapsed` is called, with the reason, once the user has to sign in for another: none
- * can be had, or one is refused that cannot be renewed, or has just been. A refusal of another user's things
- * (`not_owner`) has no error of the token.
+ * How calls are made with `token`. `onLapsed(reason)` is called once the user has to sign in for another: none can be
+ * had, or one is refused that cannot be renewed, or has just been. A refusal of another user's things has no error of the
+ * token.
  */
 function watched(token, onLapsed) {
   const renewable = typeof token !== "string";
-  /** the token that is as new as can be, and that no call has been accepted with */
+  /** a token that is as new as can be, and that no call was accepted with */
   let fresh = renewable ? null : token;
   const renewed = async (how) => {
     try {
@@ -84,14 +84,15 @@ function watched(token, onLapsed) {
     }
   };
   const call = async (url, how) => {
-    // without a token for now, a call is like one that was lost: the client makes it again
-    if (renewable && !how.headers.has("authorization")) throw new TypeError("the token could not be renewed");
+    const sent = how.headers.get("authorization");
+    // without a token for now, a call is like one that was lost: the client makes it again; the service's health needs none
+    if (renewable && !sent && !url.endsWith("/health")) throw new TypeError("the token could not be renewed");
     const answer = await fetch(url, how);
     const {status, headers, ok} = answer;
     setTime(headers);
-    if (ok && renewable) fresh = null;
+    if (ok && sent && renewable) fresh = null;
     const refused = status === 401 && /\berror=/.test(headers.get("www-authenticate") ?? "");
-    if (refused && how.headers.get("authorization") === `Bearer ${fresh}`)
+    if (refused && sent === `Bearer ${fresh}`)
       onLapsed(renewable ? await answer.clone().json().catch(() => SIGNED_OUT) : SIGNED_OUT);
     return answer;
   };
@@ -126,11 +127,11 @@ function Root({config, first}) {
     onSignOut=${() => leave()} onLapsed=${leave} />`;
 }
 
-/** Where the focus goes when what had it is taken away, such as a form that was sent. */
+/** Moves the focus when what had it is taken away, such as a form that was sent. */
 function keepFocus() {
   /** what has the focus, and what it is within, from the inside out */
   let trail = [];
-  /** what had it when its part of the page was hidden: on a phone the list, or a conversation */
+  /** what had it when it was hidden: on a phone the list, or a conversation */
   let hidden = null;
   document.addEventListener("focusin", (event) => (trail = event.composedPath().slice(0, -2))); // up to the root
   // who points elsewhere has left it
@@ -152,7 +153,7 @@ const isThere = (element) => element.checkVisibility() && !element.disabled;
 async function start() {
   const place = document.getElementById("app");
   const draw = (view) => {
-    place.textContent = ""; // the words that stand there until then
+    place.textContent = ""; // what stands there until then
     render(view, place);
   };
   try {
