@@ -643,6 +643,22 @@ def test_a_token_that_no_header_can_hold_is_not_taken(tabs: Tabs, service: Servi
     expect(tab.button("Continue")).to_be_enabled()
 
 
+def test_why_a_pasted_token_is_refused_is_said(tabs: Tabs, service: ServiceThread) -> None:
+    """In the service's words: another token of the same kind would not help."""
+    tab = tabs.open(f"{service.url}/console/")
+    tab.expected = {401}
+    tab.page.route("**/config.json", _asks_for_a_token)
+    reason = "The bearer token is for another audience. Ask for one that is for this service."
+    refused = {"www-authenticate": 'Bearer error="invalid_token"'}
+    body = {"code": "unauthenticated", "detail": reason}
+    _always(tab, f"{service.url}/*", status=401, headers=refused, json=body)
+    tab.page.goto(tab.console)
+    tab.page.get_by_label("Bearer token").fill("x")
+    tab.button("Continue").click()
+    expect(tab.page.get_by_role("alert")).to_contain_text(reason)
+    expect(tab.page.get_by_label("Bearer token")).to_be_visible()
+
+
 def _asks_for_a_token(route: Route) -> None:
     route.fulfill(json={**route.fetch().json(), "sign_in": {"kind": "token"}})
 

@@ -93,7 +93,7 @@ function watched(token, onLapsed) {
     if (ok && sent && renewable) fresh = null;
     const refused = status === 401 && /\berror=/.test(headers.get("www-authenticate") ?? "");
     if (refused && sent === `Bearer ${fresh}`)
-      onLapsed(renewable ? await answer.clone().json().catch(() => SIGNED_OUT) : SIGNED_OUT);
+      onLapsed({...SIGNED_OUT, ...(await answer.clone().json().catch(() => {}))});
     return answer;
   };
   return {token: renewable ? renewed : token, fetch: call};
