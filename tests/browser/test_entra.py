@@ -66,6 +66,16 @@ def test_signing_in_and_talking(tabs: Tabs, authority: LocalAuthority, protected
     assert "code_verifier" in authority.forms[0]
 
 
+def test_the_way_back_does_not_lead_to_the_answer_of_the_authority(
+    tabs: Tabs, protected: ServiceProcess
+) -> None:
+    """Its code is not left in the history: one step back is the page from which the user signed in."""
+    tab = _signed_in(tabs, protected)
+    tab.page.go_back()
+    expect(tab.page).to_have_url(tab.console)
+    expect(tab.link("New conversation")).to_be_visible()
+
+
 def test_a_token_is_renewed(tabs: Tabs, authority: LocalAuthority, protected: ServiceProcess) -> None:
     """A token that has run out is renewed without a word to the user."""
     authority.lifetime = 30  # less than the five minutes before its end at which the library renews

@@ -1,6 +1,6 @@
 /**
- * Signing in with Microsoft Entra ID: authorization code with PKCE, in this window; the library is loaded only for it.
- * Tokens are kept in the tab's session storage and renewed until the refresh token is refused.
+ * Signing in with Microsoft Entra ID: authorization code with PKCE, in this window. Tokens are kept in the tab's session
+ * storage and renewed until the refresh token is refused.
  */
 import {SIGNED_OUT} from "./session.js";
 import {CacheLookupPolicy, PublicClientApplication} from "../vendor/msal-browser.js";
@@ -31,7 +31,10 @@ const here = () => location.origin + location.pathname;
 /** The session that this tab has, or has just come back with. */
 export async function restoredFromEntra(settings) {
   const entra = await application(settings);
-  const answer = await entra.handleRedirectPromise();
+  const {hash} = location;
+  // the library would leave it in the history
+  if (/[#&]state=/.test(hash)) history.replaceState(null, "", here());
+  const answer = await entra.handleRedirectPromise({hash});
   const account = answer?.account ?? entra.getActiveAccount() ?? entra.getAllAccounts()[0];
   if (!account) return null;
   entra.setActiveAccount(account);
@@ -47,7 +50,7 @@ export async function restoredFromEntra(settings) {
     } catch (error) {
       if (error.name === "InteractionRequiredAuthError" || error.errorCode === "invalid_grant") throw SIGNED_OUT;
       if (error.name === "ServerError") throw error;
-      return null; // the authority has not answered: that may be over at the next attempt
+      return null; // no answer: the next attempt may bring one
     }
   };
   return {me: {tid: account.tenantId, oid: account.localAccountId}, label: account.username || account.name, token};
@@ -58,7 +61,7 @@ export async function signInWithEntra(settings) {
   await entra.loginRedirect({scopes: settings.scopes, prompt: "select_account"});
 }
 
-/** Forgets the tokens of this tab; other tabs and applications stay signed in. */
+/** Forgets the tokens of this tab only. */
 export async function signOutOfEntra(settings) {
   const entra = await application(settings);
   await entra.clearCache({account: entra.getActiveAccount()});

@@ -1,8 +1,6 @@
 /**
- * Text that others wrote: users, models, tools, authors of metadata. It is only ever a text node.
- *
- * Characters that change the order or hide others are shown as their code point, so that what is read is what
- * is there: an approver decides on what stands here.
+ * Text that others wrote: users, models, tools, authors of metadata. It is only ever a text node. What reorders or hides
+ * is shown as its code point, so that an approver reads what is there.
  */
 import {html, useMemo, useState} from "./html.js";
 import {bytes, prettyJson} from "./format.js";
