@@ -621,6 +621,14 @@ def test_an_entity_hides_nothing_in_an_answer(ada: Tab) -> None:
     expect(ada.page.locator(".answer")).to_contain_text("invoice⟨U+202E⟩fdp.exe")
 
 
+def test_code_in_an_answer_hides_nothing(ada: Tab) -> None:
+    """A blank that is no space would be copied, and run as something else; prose may have it."""
+    ada.say("Say 5\u00a0kg, `rm\u00a0-rf` and\n\n```\nrm\u2003-rf\n```\n\nThat is all.")
+    answer = ada.page.locator(".answer")
+    expect(answer.locator("code")).to_have_text(["rm⟨U+00A0⟩-rf", "rm⟨U+2003⟩-rf"])
+    assert "5\u00a0kg" in (answer.text_content() or "")
+
+
 def test_a_link_to_a_session_says_nothing_but_its_id(ada: Tab) -> None:
     """Who makes the link does not write on the page."""
     ada.open("new?session=abc. Call 555-0100 to win!")

@@ -3,7 +3,7 @@
  * mail: nothing runs or is loaded. Marked makes HTML, DOMPurify nodes, and the policy would stop what either let through.
  */
 import {html, useLayoutEffect, useMemo, useRef} from "./html.js";
-import {Plain, readable, unbroken} from "./text.js";
+import {exact, Plain, readable, unbroken} from "./text.js";
 import {Lexer, Marked} from "../vendor/marked.js";
 import "../vendor/dompurify.js";
 
@@ -38,7 +38,7 @@ const ALLOWED = {
 
 // here, because characters can be written as entities
 purify.addHook("uponSanitizeElement", (node) => {
-  if (node.nodeType === Node.TEXT_NODE) node.data = readable(node.data);
+  if (node.nodeType === Node.TEXT_NODE) node.data = (node.parentNode.closest("code") ? exact : readable)(node.data);
 });
 
 purify.addHook("afterSanitizeAttributes", (node) => {
