@@ -632,6 +632,28 @@ def test_what_is_written_is_shown_to_its_user_only(tabs: Tabs, service: ServiceT
         expect(tab.page.get_by_role("alert")).to_contain_text("Sign in again")
 
 
+def test_another_agent_on_the_same_host_has_a_session_of_its_own(tabs: Tabs, service: ServiceThread) -> None:
+    """In the same tab, too, no token is sent to an agent that it was not meant for."""
+    tab = tabs.signed_in(f"{service.url}/console/", "ada")
+    field = tab.page.get_by_role("textbox", name="Message", exact=True)
+    field.fill("a secret")
+    sent: list[str | None] = []
+
+    def other(route: Route) -> None:
+        sent.append(route.request.headers.get("authorization"))
+        route.fulfill(response=route.fetch(url=route.request.url.replace("/Other/", "/Tester/")))
+
+    tab.page.route("**/Other/**", other)
+    tab.page.goto(tab.console.replace("/Tester/", "/Other/"))
+    tab.page.get_by_label("Your name").fill("ada")
+    assert set(sent) == {None}
+    tab.button("Continue").click()
+    expect(field).to_have_value("")
+    tab.page.goto(tab.console)
+    expect(field).to_have_value("a secret")
+    field.fill("")
+
+
 def test_a_token_that_no_header_can_hold_is_not_taken(tabs: Tabs, service: ServiceThread) -> None:
     """Such as a long one that a terminal has cut: calls with it would fail as if the service were away."""
     tab = tabs.open(f"{service.url}/console/")

@@ -36,7 +36,8 @@ addEventListener("securitypolicyviolation", (event) =>
   console.error(`POLICY ${event.effectiveDirective} ${event.blockedURI} ${event.sample}`));
 """
 #: whether a user is signed in still, and nothing outside of the view was changed that outlives it
-_AS_IT_BEGAN = """(user) => JSON.parse(sessionStorage.getItem("tealagents.console.session"))?.name === user
+_AS_IT_BEGAN = """(user) => user === JSON.parse(
+    sessionStorage.getItem("tealagents.console.session " + new URL("../..", location).pathname))?.name
   && localStorage.length === 0
   && ![...document.querySelectorAll(".filter input, .filter select")].some((each) => each.value)
   && !document.querySelector(".whose button:last-child[aria-pressed=true], dialog[open]")

@@ -33,7 +33,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", othe
     // what it had to wait for is over, and who says so can be reached
     if (!onStop) setError((known) => (!known?.code || ["task_busy", "approval_pending"].includes(known.code) ? null : known));
   }, [!onStop]);
-  // until the service is back; that is no answer to what may have been done
+  // until the service is back, which does not say what was done
   useEffect(() => {
     if (!error || error.inDoubt || !isAway(error)) return;
     const timer = setInterval(() => client.health().then(({status}) => status === "ok" && setError(null), () => {}), 3000);

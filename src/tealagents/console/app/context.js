@@ -7,8 +7,8 @@ export const App = createContext(null);
 
 /**
  * `{client, patient, requests, ended, config, me, roles, notify, drafts}`: `patient` is a client that never gives up;
- * `requests` holds those that are over, by id; `ended` is aborted with the session; `me` is `{oid, tid}`, or null until
- * it is known, and `roles` says what they may do for others, once it is known.
+ * `requests` holds those that are over, by id; `ended` is aborted with the session; `me` is `{oid, tid}` or null, and
+ * `roles` what they may do for others, once known.
  */
 export const useApp = () => useContext(App);
 
@@ -17,7 +17,7 @@ export const isForeign = (task, me) => me !== null && (task.owner.oid !== me.oid
 
 let ahead = 0;
 
-/** Takes the time from an answer, whose date is in whole seconds: less than that is no difference. */
+/** Takes the time from an answer, whose date is in whole seconds. */
 export function setTime(headers) {
   const difference = Date.parse(headers.get("date")) - Date.now();
   ahead = Math.abs(difference) > 2000 ? difference : 0;

@@ -57,8 +57,8 @@ function useHidden() {
 }
 
 /**
- * Reads events to the end of the request; a decision may take days. An error without a code is not the service's, but a
- * gateway's, or no token could be renewed: it passes.
+ * Reads events to the end of the request; a decision may take days. An error without a code is not the service's, and
+ * passes.
  */
 async function follow(client, requestId, view, signal) {
   let last = null;

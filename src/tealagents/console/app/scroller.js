@@ -1,6 +1,4 @@
-/**
- * A long list in a box that scrolls. Only a window of it is drawn, so that thousands of items cost no more than dozens.
- */
+/** A long list in a box that scrolls. Only a window of it is drawn: thousands of items cost no more than dozens. */
 import {html, useEffect, useLayoutEffect, useRef, useState} from "./html.js";
 import {plural} from "./format.js";
 
@@ -67,8 +65,7 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
     const {scrollTop, scrollHeight, clientHeight} = box.current;
     const below = scrollHeight - scrollTop - clientHeight;
     const {atEnd, top} = place.current;
-    // who scrolls down comes to the end when near it; who scrolls up by however little leaves it, also where what
-    // shrinks brings the end back
+    // who scrolls down comes to the end when near it; who scrolls up leaves it, also where what shrinks brings it back
     const stays = scrollTop >= top - 1 || below < 2;
     const near = scrollTop > top + 1 ? below < 40 : (atEnd && stays) || scrollHeight <= clientHeight;
     Object.assign(place.current, {atEnd: last === count && near, top: scrollTop, height: scrollHeight});

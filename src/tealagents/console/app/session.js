@@ -3,16 +3,17 @@
  *
  * A session is `{me, label, token}`; `token` is a text, or a function that gives one, or null for now.
  */
-const KEPT = "tealagents.console.session";
+const AGENT = new URL("../..", location).pathname; // of any version: others may have the same origin
+const KEPT = `tealagents.console.session ${AGENT}`;
 
 /** Why a session is over that the user did not end. */
 export const SIGNED_OUT = {code: "unauthenticated", detail: "The service no longer accepts your token. Sign in again."};
 
-const DRAFT = "tealagents.console.draft ";
+const DRAFT = `tealagents.console.draft ${AGENT} `;
 
 export const NAME = /^[\x21-\x7e]{1,200}$/;
 
-/** By a name, for the provider `mock`, or by a token from elsewhere. */
+/** By a name, for `mock`, or by a token from elsewhere. */
 export function signIn(session) {
   sessionStorage.setItem(KEPT, JSON.stringify(session));
   return made(session);
@@ -30,7 +31,7 @@ function forget(kept) {
     if (key.startsWith(DRAFT) && !key.startsWith(kept)) sessionStorage.removeItem(key);
 }
 
-/** what a tab's storage has no room for: images and long texts, of the last known user */
+/** what the storage has no room for: images and long texts, of the last known user */
 let unstored = {};
 
 /**
@@ -60,7 +61,7 @@ export function drafts(user, before) {
   return {texts, images, set, get: (name) => texts.get(name) ?? sessionStorage.getItem(mine + name)};
 }
 
-/** The session of this tab, if it has one of the kind that the service takes. */
+/** The session of this tab, if it is of the kind that the service takes. */
 export async function restored(config) {
   if (config.sign_in.kind === "entra") {
     const {restoredFromEntra} = await import("./entra.js");
