@@ -76,6 +76,27 @@ def test_the_way_back_does_not_lead_to_the_answer_of_the_authority(
     expect(tab.link("New conversation")).to_be_visible()
 
 
+def test_one_who_comes_back_from_the_authority_without_signing_in_is_not_shown_an_error(
+    tabs: Tabs, protected: ServiceProcess
+) -> None:
+    """The browser brings the page back as it was left, and the library calls that an error."""
+    tab = tabs.open(f"{protected.url}/console/", ignore_https_errors=True)
+    tab.page.goto(tab.console)
+    left: list[Route] = []
+
+    def leave(route: Route) -> None:
+        left.append(route)
+        route.fulfill(status=204)  # the page stays, as one that the browser keeps to come back to
+
+    tab.page.route("**/authorize*", leave)
+    tab.button("Sign in with Microsoft").click()
+    tab.held(left)
+    expect(tab.page.get_by_role("button")).to_have_text("Going to the sign-in page …")
+    tab.page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    expect(tab.button("Sign in with Microsoft")).to_be_enabled()
+    expect(tab.page.get_by_role("alert")).to_have_count(0)
+
+
 def test_a_token_is_renewed(tabs: Tabs, authority: LocalAuthority, protected: ServiceProcess) -> None:
     """A token that has run out is renewed without a word to the user."""
     authority.lifetime = 30  # less than the five minutes before its end at which the library renews

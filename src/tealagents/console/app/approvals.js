@@ -1,4 +1,4 @@
-/** Pauses: calls that wait, exactly as they would run, the decisions on them, and the inbox. */
+/** Pauses: calls that wait, as they would run, the decisions on them, and the inbox. */
 import {html, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
 import {serviceTime, useApp} from "./context.js";
 import {Shared, useDecisions, useInbox, usePages, useRead} from "./data.js";
@@ -11,7 +11,7 @@ import {exact, Json, readable} from "./text.js";
 import {Cut} from "./turn.js";
 import {Back, Empty, Guard, Icon, inView, Loading, Problem, Status, Time, Words} from "./ui.js";
 
-/** what was sent and not refused, by the id of the pause: a card may come back before its pause is gone */
+/** what was sent and not refused, by the pause's id: a card may come back before its pause is gone */
 const sending = new Shared();
 
 /**
@@ -173,7 +173,7 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
   `;
 }
 
-/** The second click of two may fall on the next pause; the style sheet keeps others from it for a moment. */
+/** The second click of two may fall on the next pause, which the style sheet keeps others from for a moment. */
 const once = (event) => event.detail > 1 && event.stopPropagation();
 
 function Buttons({calls, choices, unfit, onDecide}) {
@@ -261,7 +261,7 @@ function Outcome({outcome}) {
 }
 
 function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
-  // it may have been edited before a decision that failed, or before the page was left
+  // it may have been edited before
   const [editing, setEditing] = useState(choice.drafts !== undefined);
   const place = useRef(null);
   const opened = useRef(null);

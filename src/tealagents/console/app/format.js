@@ -6,7 +6,7 @@ const day = new Intl.DateTimeFormat(undefined, {day: "numeric", month: "short"})
 const date = new Intl.DateTimeFormat(undefined, {dateStyle: "medium"});
 const full = new Intl.DateTimeFormat(undefined, {dateStyle: "medium", timeStyle: "medium"});
 
-/** The time of day, with the date where it is another day's, and the year where it is another one. */
+/** The time of day, with the date of another day, and the year of another year. */
 const shortTimeBy = (format) => (text) => {
   const [at, now] = [new Date(text), new Date()];
   if (at.toDateString() === now.toDateString()) return format.format(at);

@@ -53,7 +53,7 @@ const LONGEST_TEXT = 200_000;
 const COSTLIEST_BLOCKS = 1.5e8;
 /** of items of lists without a blank line: an item is copied with each of its lines */
 const COSTLIEST_ITEMS = 1e7;
-/** of texts within blocks, each parsed in a time that grows with the square of its length, and of its markers */
+/** of texts within blocks, each parsed in a time quadratic in its length, and in its markers */
 const COSTLIEST_TEXTS = 3e8;
 /** cells of tables, whose rows are filled up to the width of the header, items and paragraphs */
 const MOST_TEXTS = 10_000;
@@ -95,7 +95,7 @@ function blocksOf(given) {
     for (const {src, tokens} of lexer.inlineQueue) lexer.inlineTokens(src, tokens);
     return lexer.tokens.filter((token) => token.type !== "space" && token.type !== "def");
   } catch {
-    return null; // whatever it was, it can be read as it stands
+    return null; // it can be read as it stands
   }
 }
 

@@ -25,7 +25,7 @@ function slid({first, end}, count, nearFirst, nearEnd) {
   return nearEnd && !nearFirst && last - first > MOST ? {first: last - MOST, end} : null;
 }
 
-/** Whether a drawn item, the first of them at `first`, would go although it has the focus or an open editor. */
+/** Whether a drawn item, from `first` on, would go although it has the focus or an open editor. */
 function inUse(drawn, first, next) {
   const leaves = (place) => place < next.first || place >= next.end;
   return [...drawn].some(
@@ -80,7 +80,7 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
     if (box.current === null) return; // left
     const {scrollTop, scrollHeight, clientHeight} = box.current;
     const {atEnd, top, height, moving} = place.current;
-    // as far as one gets where there is less to be seen, or more room for it
+    // one cannot scroll as far where there is less to see, or more room
     const most = Math.min(height, scrollHeight) - clientHeight;
     place.current.atEnd = atEnd && (moving || scrollTop >= Math.min(top, most) - 1);
     if (place.current.atEnd) box.current.scrollTop = scrollHeight;
@@ -112,7 +112,7 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
     return () => cancelAnimationFrame(again);
   }, [range, items, follow, children]);
   useEffect(() => void (jump && toNewest()), [jump]);
-  // how a request ended, or an image, may be loaded later; a long message below, or a keyboard, leaves less room
+  // an image may be loaded later; a long message below, or a keyboard, leaves less room
   useEffect(() => {
     const resized = new ResizeObserver(stayAtEnd);
     resized.observe(feed.current);

@@ -55,7 +55,7 @@ export function applyTheme() {
   return kept ? kept === "dark" : system.matches;
 }
 
-/** Where the wanted one is the system's, nothing is kept. */
+/** The system's is not kept. */
 function switchTheme(dark) {
   if (dark === system.matches) localStorage.removeItem(THEME);
   else localStorage.setItem(THEME, dark ? "dark" : "light");
@@ -230,7 +230,7 @@ export function Title({task}) {
     await inView(place.current, signal);
     await lookUp(client, task);
   };
-  useRead(look, [task.task_id, given]); // where it fails it is gone by now, or the list shows what is wrong
+  useRead(look, [task.task_id, given]); // where it fails it is gone, or the list shows what is wrong
   const title = readable(given || found || `Task ${shortId(task.task_id)}`);
   return html`<span ref=${place} dir="auto" title=${title}>${title}</span>`;
 }

@@ -57,7 +57,7 @@ function EntraForm({config}) {
       const {signInWithEntra} = await import("./entra.js");
       await signInWithEntra(config.sign_in);
     } catch (failure) {
-      setError(failure);
+      if (failure.errorCode !== "user_cancelled") setError(failure);
       setLeaving(false);
     }
   };

@@ -40,7 +40,7 @@ const Legend = () => html`
   </ul>
 `;
 
-/** Requests, newest first, with their steps in the order in which they began, and the time they span. */
+/** Requests, newest first, with their steps in the order of their beginning, and the time they span. */
 function byRequest(steps) {
   const timed = steps.map((step) => {
     const began = Date.parse(step.started_at) + microseconds(step.started_at);

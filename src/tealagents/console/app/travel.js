@@ -12,7 +12,7 @@ import {Back, Dialog, Empty, Icon, Loading, Pending, Problem, Status, Time} from
 /** one row, as high as `.node`, and one lane of the drawing, in fifteenths of its font size */
 const ROW = 67.5;
 const LANE = 22;
-/** lanes with lines; the points of further ones stand beside them, to leave room for the text */
+/** lanes with lines; the points of others stand beside them, to leave room for the text */
 const MOST_LANES = 12;
 /** nodes that are read and drawn at once */
 const DRAWN = 500;
@@ -34,7 +34,7 @@ export function Travel({task, foreign, reload, left}) {
     return html`<${Empty} icon="branch" title="Nothing to go back to yet">
       You can go back to every completed request. Once there are some, they appear here as a tree.
     <//>`;
-  /** Where one was in the conversation says nothing of the one that ends at another point. */
+  /** Where one was says nothing of a conversation that ends elsewhere. */
   const moved = () => ((left.current = null), reload());
   const mark = (id) => marks.set(task.task_id, marked.includes(id) ? marked.filter((each) => each !== id) : [...marked, id].slice(-2));
   return html`
