@@ -796,6 +796,29 @@ def test_of_nested_metadata_only_what_was_edited_changes(ada: Tab, service: Serv
     assert kept == {"order": {"id": 9007199254740993, "note": "final"}}
 
 
+def test_the_text_of_fields_is_not_so_small_that_an_iphone_zooms_in_on_it(
+    ada: Tab, service: ServiceThread
+) -> None:
+    """It does below 16 pixels, and the page stays too wide for the screen."""
+    (answer,) = talk(service, "hello")
+
+    def styles_of_an_iphone(route: Route) -> None:
+        styles = route.fetch()
+        route.fulfill(
+            response=styles, body=styles.text().replace("(-webkit-touch-callout: none)", "(top: 0)")
+        )
+
+    ada.page.route("**/console.css", styles_of_an_iphone)
+    ada.open("tasks", answer["task_id"], "details").page.reload()
+    expect(ada.page.get_by_label("Expires at")).to_be_visible()
+    fields = ada.page.locator("input:not([type=file]), select, textarea")
+    expect(fields).to_have_count(4)  # the list is filtered by two of them
+    sizes = "all => all.map((field) => parseFloat(getComputedStyle(field).fontSize))"
+    assert min(fields.evaluate_all(sizes)) >= 16
+    ada.page.unroute("**/console.css")
+    ada.page.reload()
+
+
 def test_numbers_are_shown_and_sent_as_they_are_written(ada: Tab, service: ServiceThread) -> None:
     """One that a browser would round is decided on as it stands, and kept when another one is edited."""
     (pause,) = talk(service, 'call Files-rotate {"path": "log", "keep": 9007199254740993}')
