@@ -796,6 +796,20 @@ def test_of_nested_metadata_only_what_was_edited_changes(ada: Tab, service: Serv
     assert kept == {"order": {"id": 9007199254740993, "note": "final"}}
 
 
+def test_metadata_may_have_any_key(ada: Tab, service: ServiceThread) -> None:
+    """One that every object of a browser inherits is removed like the others, also within objects."""
+    given = {"constructor": "x", "more": {"toString": 1, "kept": 2}}
+    (answer,) = talk(service, "hello", metadata=given)
+    field = ada.open("tasks", answer["task_id"], "details").page.get_by_label("Metadata as JSON")
+    expect(field).to_have_value(re.compile("constructor"))
+    field.fill('{"more": {"kept": 2}}')
+    ada.button("Save").click()
+    expect(ada.text("The metadata is saved.")).to_be_visible()
+    with service.client("ada") as client:
+        kept = client.get(f"/tasks/{answer['task_id']}").json()["metadata"]
+    assert kept == {"more": {"kept": 2}}
+
+
 def test_the_text_of_fields_is_not_so_small_that_an_iphone_zooms_in_on_it(
     ada: Tab, service: ServiceThread
 ) -> None:

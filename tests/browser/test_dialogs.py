@@ -235,3 +235,11 @@ def test_a_conversation_does_not_expire_in_the_past(ada: Tab, service: ServiceTh
     ada.page.get_by_label("Expires at").fill("2999-01-01T00:00")
     ada.button("Set").click()
     expect(ada.page.get_by_text("The conversation expires")).to_be_visible()
+
+
+def test_the_year_in_which_a_conversation_expires_has_four_digits(ada: Tab, service: ServiceThread) -> None:
+    """One who types on comes to the time, not to a year that no clock reaches."""
+    (answer,) = talk(service, "hello")
+    field = ada.open("tasks", answer["task_id"], "details").page.get_by_label("Expires at")
+    field.press_sequentially("123120301000AM")
+    expect(field).to_have_value("2030-12-31T10:00")

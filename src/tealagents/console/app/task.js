@@ -190,7 +190,7 @@ function Metadata({task, reload}) {
   const text = edit?.text ?? lines(before);
   const wanted = asObject(text);
   const save = useAttempt(setError)(async () => {
-    await client.patchTask(task.task_id, {metadata: changes(before, wanted)});
+    await client.patchTask(task.task_id, {metadata: change(before, wanted)});
     notify("The metadata is saved.");
     await reload();
     write(null);
@@ -218,7 +218,11 @@ const changes = (before, wanted) =>
       .map((name) => [name, change(before[name], wanted[name])]),
   );
 
-const change = (before, wanted) => (isObject(before) && isObject(wanted) ? changes(before, wanted) : (wanted ?? null));
+const change = (before, wanted) =>
+  isObject(before) && isObject(wanted) ? changes(bare(before), bare(wanted)) : (wanted ?? null);
+
+/** without what it inherits, such as a `constructor` */
+const bare = (from) => ({__proto__: null, ...from});
 
 const isObject = (value) =>
   value !== null && typeof value === "object" && !Array.isArray(value) && !JSON.isRawJSON?.(value);
@@ -235,7 +239,7 @@ function Expiry({task, reload}) {
   return html`
     <p class="muted">After this time the conversation can no longer be read, and the operator's next prune erases it.</p>
     <div class="row">
-      <input type="datetime-local" aria-label="Expires at" value=${when} onInput=${(event) => setWhen(event.target.value)} />
+      <input type="datetime-local" max="9999-12-31T23:59" aria-label="Expires at" value=${when} onInput=${(event) => setWhen(event.target.value)} />
       <button disabled=${!when || past} onClick=${() => set(new Date(when))}>Set</button>
       ${task.expires_at && html`<button class="quiet" onClick=${() => set(null)}>Keep it</button>`}
     </div>
