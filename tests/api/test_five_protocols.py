@@ -6,8 +6,8 @@ Each finds the pause by its own means, and reads what was said over the others.
 import asyncio
 import itertools
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from served_routes import PATHS, PROTOCOLS
 from talk import approve, call, items, left_to_collector, lines, paused, request, working_service
 from wire import Json
 
+from tealagents.domain.events import Recorded
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
@@ -434,3 +435,27 @@ def test_a_fault_is_counted_by_its_code_and_logged_once(
     until(lambda: [each for each in caplog.records if each.exc_info])
     assert codes == ["internal_error"]
     assert [each.levelname for each in caplog.records if each.levelname != "INFO"] == ["ERROR"]
+
+
+# without progress, a call of MCP follows no events
+@pytest.mark.parametrize("name", [name for name in STREAMS if name not in (JOINED, "mcp")])
+def test_a_fault_within_a_stream_is_counted_by_its_code(
+    name: str, running: tuple[ServiceThread, OfflineModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its status has been sent, and says nothing of it."""
+
+    async def fault(*_: Any, **__: Any) -> AsyncGenerator[Sequence[Recorded]]:
+        raise RuntimeError("a fault")
+        yield
+
+    service = running[0]
+    codes: list[str] = []
+    observer = service.app.exchange.agent.observer
+    monkeypatch.setattr(type(observer), "refused", lambda _, error: codes.append(error.code))
+    path, body = STREAMS[name]
+    with service.client("ada", headers=a2a_talk.VERSION) as client:
+        monkeypatch.setattr(service.app.exchange.service, "follow", fault)
+        with suppress(httpx.RemoteProtocolError):
+            client.post(path, json=body)
+    until(lambda: codes)
+    assert codes == ["internal_error"]

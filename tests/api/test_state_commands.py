@@ -352,7 +352,7 @@ def test_pruning_finishes_deletions_that_were_cut_short(agent: Agent) -> None:
     assert not [key for key, _ in rows(agent.database) if task in key]
 
 
-@pytest.mark.parametrize("damaged", ["deleting", "lease", "deletion"])
+@pytest.mark.parametrize("damaged", ["deleting", "lease", "deletion", "session's deletion"])
 def test_one_damaged_record_does_not_keep_the_rest_from_being_pruned(agent: Agent, damaged: str) -> None:
     """A list of deleted sessions, a lease, a pending deletion: it is named. covers: STATE-4"""
     with agent.served() as service, service.client("ada") as ada, service.client("zoe") as zoe:
@@ -363,15 +363,20 @@ def test_one_damaged_record_does_not_keep_the_rest_from_being_pruned(agent: Agen
         "deleting": (keys.user("Tester", "mock.ada"), keys.DELETING),
         "lease": (keys.workers("Tester"), keys.worker("dead")),
         "deletion": (keys.erasing("Tester"), f"{keys.task(str(uuid.uuid4()))}/"),
+        "session's deletion": (keys.erasing("Tester"), f"{keys.SESSIONS}2026/{uuid.uuid4()}"),
     }
     if damaged == "lease":
         running = {"request_id": hers["request_id"], "worker_id": "dead", "first_seq": 1}
         asyncio.run(change(agent.url, "mock.ada", keys.task(hers["task_id"]), running=running))
-    asyncio.run(put(agent.url, *places[damaged], b'{"half'))
+    # one is whole, but says something else
+    wrong, said = b'{"half', "does not have the form"
+    if damaged == "session's deletion":
+        wrong, said = codec.seal(*places[damaged], {"owner": 1}), "is not a valid PendingSessionDeletion"
+    asyncio.run(put(agent.url, *places[damaged], wrong))
     result = agent.run("state", "prune", "--older-than", "0s")
     assert result.exit_code == 1
     assert result.output.count("! Tester/") == 1
-    assert f"'{places[damaged][1]}' does not have the form" in result.output.replace("\n", "")
+    assert f"'{places[damaged][1]}' {said}" in result.output.replace("\n", "")
     left = {key for name, _ in rows(agent.database) if (key := name.split()[1]).startswith("task/")}
     assert keys.task(his["task_id"]) not in left
     assert (keys.task(hers["task_id"]) in left) is (damaged == "lease")  # its process may yet write it again

@@ -20,24 +20,35 @@ from engine_setup import (
     calls,
     damage,
     fails,
+    names,
     noting,
     process,
     says,
     waits,
 )
+from msgspec.structs import replace
 
 from tealagents.bootstrap import AGAIN_SECONDS, background
 from tealagents.domain.errors import CorruptState, NotFound, Overloaded, PersistenceUnavailable, TealError
 from tealagents.domain.events import Completed, ModelEvent, Terminal, TextDelta
 from tealagents.domain.ids import operation_id
-from tealagents.domain.models import ENDED, Json, Message, MessageBody, RequestRecord, StepBody, ToolCall
+from tealagents.domain.models import (
+    ENDED,
+    Head,
+    Json,
+    Message,
+    MessageBody,
+    RequestRecord,
+    StepBody,
+    ToolCall,
+)
 from tealagents.domain.ports import Commit, ModelCall, Put, Record, Store
 from tealagents.engine import publishing, run, wait_queue
 from tealagents.engine.approvals import Command
 from tealagents.engine.observer import Observer, RequestWatch
 from tealagents.engine.run import Stop
 from tealagents.engine.turn import LAST_WORDS_SECONDS
-from tealagents.state import keys, records
+from tealagents.state import codec, keys, records
 from tealagents.state.audit_chain import GENESIS
 from tealagents.state.new_message import Key
 from tealagents.state.queue import try_start
@@ -997,3 +1008,22 @@ async def test_an_end_that_is_stored_late_is_observed_as_it_is_stored(
         await eventually(lambda: noted.ends)
         assert noted.ends == ["Completed here"]
         assert (await here.request(sent.request.request_id)).status == "Completed"
+
+
+async def test_an_emptied_log_is_not_begun_anew_by_a_request_that_runs() -> None:
+    """Its audit would be in order again, without what was said before. covers: TASK-8"""
+    gate = asyncio.Event()
+    async with process(None, Scripted(says("hi"), waits(gate))) as here:
+        first = await here.ask()
+        sent = await here.send("again", first.task_id)
+        partition, key = here.partition(), keys.task(first.task_id)
+        found = await here.tasks.records.get(partition, key, Head)
+        assert found is not None
+        emptied = replace(found.value, tail_seq=0, tail_hash="", tail_seal="", path=())
+        put = {key: Put(codec.seal(partition, key, emptied))}
+        logs = await names(here.store, partition, f"log/{first.task_id}/")
+        await here.store.commit(partition, Commit(operation=operation_id(), put=put, delete=logs))
+        gate.set()
+        with pytest.raises(CorruptState, match="says that its task has no entries"):
+            await here.service.outcome(sent)
+        assert await names(here.store, partition, f"log/{first.task_id}/") == []

@@ -518,6 +518,9 @@ class Exchange:
                     yield b"".join(map(fold, batch))
         except TealError as error:
             yield fold.failed(error.with_ids(**view.record.ids))
+        except Exception as error:
+            self.faulty(error)  # the server logs it
+            raise
 
     def refused(self, error: Exception) -> TealError:
         """Called by the protocol for each error that it answers with: counted, and logged where ours.

@@ -82,7 +82,7 @@ class Catalog:
 
     async def sessions(self, partition: str, *, cursor: str | None, limit: int) -> CatalogPage:
         """Sessions (or `Damaged`)."""
-        names, after = await self._index(partition, "sessions/", cursor, limit)
+        names, after = await self._index(partition, keys.SESSIONS, cursor, limit)
         found: list[object] = []
         read = await self._read(partition, [*map(keys.session, names)])
         for name, record in zip(names, read, strict=True):

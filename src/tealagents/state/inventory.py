@@ -184,7 +184,7 @@ class Inventory:
         found = Statistics()
         for owner in await self.owners():
             found.users += 1
-            async for _ in self._records.every(self._records.partition(owner), "sessions/"):
+            async for _ in self._records.every(self._records.partition(owner), keys.SESSIONS):
                 found.sessions += 1
             async for task in self.tasks(owner):
                 if task.head is None:

@@ -203,8 +203,12 @@ def listings(head: Head) -> list[str]:
     return [f"tasks/{at}/{task_id}", f"{tasks_of_session(head.session_id)}{at}/{task_id}"]
 
 
+#: the prefix of the list of one user's sessions, and of the notes on deletions of sessions
+SESSIONS = "sessions/"
+
+
 def session_by_creation(at: datetime, session_id: str) -> str:
-    return f"sessions/{stamp(at)}/{session_id}"
+    return f"{SESSIONS}{stamp(at)}/{session_id}"
 
 
 def approval_by_creation(at: datetime, approval_id: str) -> str:

@@ -13,6 +13,8 @@ from tealagents.state.codec import parse, unseal
 from tealagents.state.erasing import Eraser
 from tealagents.state.inventory import Found, Inventory, Progress, is_alive
 from tealagents.state.records import ERASED_AT_ONCE, Stored
+from tealagents.state.removal import PendingDeletion
+from tealagents.state.session_deletion import PendingSessionDeletion
 from tealagents.state.tasks import is_expired
 
 
@@ -61,8 +63,12 @@ class Pruning:
                         yield self._task(found, found.head)
             async for empty in self._empty_sessions(owner, going):
                 yield empty
-        async for _ in self._inventory.values(keys.erasing(self._records.agent), "", object):
-            pass  # only to find the damaged ones: no deletion is resumed by them
+        # only to find the damaged ones: no deletion is resumed by them
+        erasing = keys.erasing(self._records.agent)
+        async for _ in self._inventory.values(erasing, keys.task(""), PendingDeletion):
+            pass
+        async for _ in self._inventory.values(erasing, keys.SESSIONS, PendingSessionDeletion):
+            pass
         progress(len(owners), len(owners))
 
     def _note(self, partition: str, damage: CorruptState | None) -> None:

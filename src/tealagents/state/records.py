@@ -509,6 +509,13 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
+def check_not_emptied(head: Head) -> None:
+    """`CorruptState` if a stored head has no entries: its log was emptied, and would begin anew unnoticed."""
+    if not head.tail_seq:
+        key = keys.task(head.task_id)
+        raise CorruptState(key, "says that its task has no entries", task_id=head.task_id)
+
+
 def no_task(task_id: str) -> NotFound:
     text = f"There is no task {task_id}. Check the id; it may have been deleted or expired."
     return NotFound(text, task_id=task_id)

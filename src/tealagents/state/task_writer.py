@@ -16,6 +16,7 @@ from tealagents.domain.models import Head, Message, RequestRecord
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
 from tealagents.state.head_commits import Written
+from tealagents.state.records import check_not_emptied
 from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import Transition, appended
 
@@ -192,11 +193,15 @@ class TaskWriter:
         return SetBack()
 
     async def rebase(self) -> None:
-        """Reads the head again, to continue from it. `Fenced` if the request no longer holds the task."""
+        """Reads the head again, to continue from it.
+
+        `Fenced` if the request no longer holds the task. `CorruptState` if its log was emptied.
+        """
         records = self._tasks.records
         found = await records.get(self.partition, keys.task(self.head.task_id), Head)
         if found is None or found.value.erased:
             raise Erased
+        check_not_emptied(found.value)
         await self._read_request()
         running = found.value.running
         mine = (

@@ -37,7 +37,7 @@ from tealagents.state.begun import BegunRequests
 from tealagents.state.head_commits import HeadCommits
 from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import RecordStore, Stored, no_task
+from tealagents.state.records import RecordStore, Stored, check_not_emptied, no_task
 from tealagents.state.streams import JUMP, KEPT_SECONDS, SPARE_SECONDS, StreamLog
 from tealagents.state.transitions import SERVICE, Transition, left_queue, stopped, unreturned
 from tealagents.state.workers import Lease, Peers, Signal
@@ -147,13 +147,12 @@ class Tasks:
     ) -> Stored[Head]:
         """The head; `NotFound` if it or its session is deleted, or the task is past its `expires_at`.
 
-        `CorruptState` if it has no entries: its log was emptied, and would begin anew without a trace.
+        `CorruptState` if its log was emptied.
         """
         gone = found is None or found.value.erased or is_expired(found.value, self.records.clock.now())
         if found is None or gone or (deleting and found.value.session_id in deleting.value.sessions):
             raise no_task(task_id)
-        if not found.value.tail_seq:
-            raise CorruptState(keys.task(task_id), "says that its task has no entries", task_id=task_id)
+        check_not_emptied(found.value)
         return found
 
     async def request(

@@ -178,6 +178,9 @@ class StatelessApp:
         except TealError as error:
             self._report(error)
             yield documents.error_event(error)
+        except Exception:
+            self._front.observer.refused(InternalError(FAULT))  # the server logs it
+            raise
 
     async def _invoke_stream(self, socket: WebSocket) -> None:
         """Receives one JSON message and sends the answer's deltas as text messages, without ids or events."""
@@ -202,6 +205,9 @@ class StatelessApp:
             await socket.close(code, error.detail.encode()[:_CLOSE_REASON_BYTES].decode(errors="ignore"))
         except WebSocketDisconnect:
             pass
+        except Exception:
+            self._front.observer.refused(InternalError(FAULT))  # the server logs it
+            raise
         finally:
             body.resize(0)
             if body.refused is not None:
