@@ -74,10 +74,11 @@ async def test_a_request_that_the_store_has_lost_was_interrupted_and_its_task_is
     """A crash of the store undoes its first commit: its sender and its followers in any process hear so."""
     store, gate = Shared(), asyncio.Event()
     model = Scripted(says("hello"), waits(gate))
-    async with process(store, model) as here, process(store) as there:
+    async with process(store, model, concurrency="enqueue") as here, process(store) as there:
         task_id = (await here.ask()).task_id
         before = dict(await contents(store, here.partition()))
         sent = await here.send("more", task_id)
+        queued = await here.send("later", task_id)
         request_id = sent.request.request_id
         hearing = [
             asyncio.create_task(here.service.outcome(sent)),
@@ -86,17 +87,17 @@ async def test_a_request_that_the_store_has_lost_was_interrupted_and_its_task_is
         while not (len(model.calls) == 2 and there.service.followers._followed):
             await asyncio.sleep(0)
         lost = [key for key, _ in await contents(store, here.partition()) if key not in before]
-        back = Commit(
-            operation=operation_id(),
-            put={key: Put(record.value) for key, record in before.items()},
-            delete=lost,
-            notify={keys.request(request_id)},
-        )
+        put = {key: Put(record.value) for key, record in before.items()}
+        await store.commit(here.partition(), Commit(operation=operation_id(), put=put))
+        back = Commit(operation=operation_id(), delete=lost, notify={keys.request(request_id)})
         await store.commit(here.partition(), back)
         gate.set()
         for each in await asyncio.gather(*hearing, return_exceptions=True):
             assert isinstance(each, Interrupted)
             assert each.ids["request_id"] == request_id
+        with pytest.raises(Interrupted) as unstarted:
+            await here.service.outcome(queued)
+        assert unstarted.value.ids["request_id"] == queued.request.request_id
         assert (await here.ask("again", task_id)).status == "Completed"
 
 

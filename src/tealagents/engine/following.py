@@ -70,7 +70,7 @@ class Followers:
                 try:
                     record = (await self._tasks.request(partition, request_id)).value
                 except NotFound:
-                    if lost is not None:  # it says why there is no request
+                    if isinstance(lost, Interrupted) and lost.detail == SET_BACK:
                         raise lost from None
                     raise
                 if lost is not None and record.status not in ENDED:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from msgspec import Struct
 
 from tealagents.domain.errors import (
+    Interrupted,
     NotFound,
     Overloaded,
     PersistenceUnavailable,
@@ -26,7 +27,7 @@ from tealagents.engine.conversations import TaskConversations
 from tealagents.engine.following import Followers
 from tealagents.engine.loop import Resumption
 from tealagents.engine.observer import Load
-from tealagents.engine.run import Run, Stop
+from tealagents.engine.run import SET_BACK, Run, Stop
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.wait_queue import WaitQueues
 from tealagents.state import keys
@@ -230,7 +231,11 @@ class Service:
             if place is not None:
                 await asyncio.wait([place[0]])
                 continue
-            return (await self.tasks.request(sent.partition, request_id)).value
+            try:
+                return (await self.tasks.request(sent.partition, request_id)).value
+            except NotFound:
+                await self.tasks.here(sent.partition, sent.request.task_id)  # `NotFound` where it was deleted
+                raise Interrupted(SET_BACK).with_ids(**sent.request.ids) from None
 
     async def when_begun(self, partition: str, request_id: str) -> RequestRecord | None:
         """A queued request, once it starts or never will; None if it waits in another process."""

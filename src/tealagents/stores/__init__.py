@@ -78,7 +78,8 @@ def open_store(
     """
     from tealagents.variables import read_variables
 
-    read = read_variables(os.environ if env is None else env, dotenv)
+    file = Path(dotenv) if dotenv is not None else None  # a program may give its name
+    read = read_variables(os.environ if env is None else env, file)
     if read.mistakes:
         line, wrong = read.mistakes[0]
         raise StoreConfigError(f"{dotenv}{'' if line is None else f':{line}'}: {wrong}.")

@@ -81,19 +81,19 @@ class Hosts:
         dsns = _by_host(arguments["dsn"])
         until = time.monotonic() + arguments["timeout"]
         failed: list[Exception] = []
-        for number in sorted(range(len(dsns)), key=lambda each: each != self._last):
-            share = (until - time.monotonic()) / (len(dsns) - len(failed))
-            try:
-                own = {**arguments, "dsn": dsns[number], "timeout": share}
-                connection: asyncpg.Connection[Any] = await asyncpg.connect(**own)
-            except (OSError, CannotConnectNowError, TargetServerAttributeNotMatched) as error:
-                failed.append(error)
-            else:
-                self._last = number
-                return connection
         try:
+            for number in sorted(range(len(dsns)), key=lambda each: each != self._last):
+                share = (until - time.monotonic()) / (len(dsns) - len(failed))
+                try:
+                    own = {**arguments, "dsn": dsns[number], "timeout": share}
+                    connection: asyncpg.Connection[Any] = await asyncpg.connect(**own)
+                except (OSError, CannotConnectNowError, TargetServerAttributeNotMatched) as error:
+                    failed.append(error)
+                else:
+                    self._last = number
+                    return connection
             raise min(reversed(failed), key=lambda error: isinstance(error, TargetServerAttributeNotMatched))
-        finally:  # else the error, by its traceback, would refer to itself, and keep what the callers hold
+        finally:  # else an error, by its traceback, would refer to itself, and keep what the callers hold
             failed.clear()
 
 
