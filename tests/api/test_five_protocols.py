@@ -384,6 +384,30 @@ def test_text_ends_no_line_of_a_stream_whatever_its_reader_takes_for_one(
     assert all(end in said for end in "\u0085\u2028\u2029")
 
 
+@pytest.fixture
+def counted(running: tuple[ServiceThread, OfflineModel], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The codes of the errors that are counted."""
+    codes: list[str] = []
+    observer = running[0].app.exchange.agent.observer
+    monkeypatch.setattr(type(observer), "refused", lambda _, error: codes.append(error.code))
+    return codes
+
+
+def answer_to_a_fault(name: str, service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a client is answered when its message meets a fault, whose text quotes a key."""
+
+    async def fault(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the key is 1234")
+
+    path, body = STREAMS[name]
+    with service.client("ada", headers=a2a_talk.VERSION) as client:
+        if name == "mcp":
+            client.headers.update(mcp_talk.headers_of(body))
+        monkeypatch.setattr(service.app.exchange.service, "submit", fault)
+        monkeypatch.setattr(type(service.app.exchange.tasks), "head", fault)
+        return client.post(path, json=body).text
+
+
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_fault_is_logged_and_shows_none_of_its_text(
     name: str,
@@ -392,19 +416,9 @@ def test_a_fault_is_logged_and_shows_none_of_its_text(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It may quote what it was about, such as a key; libraries would show it, or leave it out of the log."""
-
-    async def fault(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("the key is 1234")
-
-    path, body = STREAMS[name]
-    with running[0].client("ada", headers=a2a_talk.VERSION) as client:
-        if name == "mcp":
-            client.headers.update(mcp_talk.headers_of(body))
-        monkeypatch.setattr(running[0].app.exchange.service, "submit", fault)
-        monkeypatch.setattr(type(running[0].app.exchange.tasks), "head", fault)
-        answered = client.post(path, json=body)
-    assert "Internal error" in answered.text
-    assert "1234" not in answered.text
+    answered = answer_to_a_fault(name, running[0], monkeypatch)
+    assert "Internal error" in answered
+    assert "1234" not in answered
     # the server's own log comes after the response
     until(lambda: [each.levelname for each in caplog.records if each.exc_info] == ["ERROR"])
 
@@ -413,34 +427,24 @@ def test_a_fault_is_logged_and_shows_none_of_its_text(
 def test_a_fault_is_counted_by_its_code_and_logged_once(
     name: str,
     running: tuple[ServiceThread, OfflineModel],
+    counted: list[str],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Whether the gate logs it or the server does: an operator finds one line, with its traceback."""
-
-    async def fault(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("a fault")
-
-    service = running[0]
-    codes: list[str] = []
-    observer = service.app.exchange.agent.observer
-    monkeypatch.setattr(type(observer), "refused", lambda _, error: codes.append(error.code))
-    path, body = STREAMS[name]
-    with service.client("ada", headers=a2a_talk.VERSION) as client:
-        if name == "mcp":
-            client.headers.update(mcp_talk.headers_of(body))
-        monkeypatch.setattr(service.app.exchange.service, "submit", fault)
-        monkeypatch.setattr(type(service.app.exchange.tasks), "head", fault)
-        assert "Internal error" in client.post(path, json=body).text
+    assert "Internal error" in answer_to_a_fault(name, running[0], monkeypatch)
     until(lambda: [each for each in caplog.records if each.exc_info])
-    assert codes == ["internal_error"]
+    assert counted == ["internal_error"]
     assert [each.levelname for each in caplog.records if each.levelname != "INFO"] == ["ERROR"]
 
 
 # without progress, a call of MCP follows no events
 @pytest.mark.parametrize("name", [name for name in STREAMS if name not in (JOINED, "mcp")])
 def test_a_fault_within_a_stream_is_counted_by_its_code(
-    name: str, running: tuple[ServiceThread, OfflineModel], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    running: tuple[ServiceThread, OfflineModel],
+    counted: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its status has been sent, and says nothing of it."""
 
@@ -448,14 +452,10 @@ def test_a_fault_within_a_stream_is_counted_by_its_code(
         raise RuntimeError("a fault")
         yield
 
-    service = running[0]
-    codes: list[str] = []
-    observer = service.app.exchange.agent.observer
-    monkeypatch.setattr(type(observer), "refused", lambda _, error: codes.append(error.code))
     path, body = STREAMS[name]
-    with service.client("ada", headers=a2a_talk.VERSION) as client:
-        monkeypatch.setattr(service.app.exchange.service, "follow", fault)
+    with running[0].client("ada", headers=a2a_talk.VERSION) as client:
+        monkeypatch.setattr(running[0].app.exchange.service, "follow", fault)
         with suppress(httpx.RemoteProtocolError):
             client.post(path, json=body)
-    until(lambda: codes)
-    assert codes == ["internal_error"]
+    until(lambda: counted)
+    assert counted == ["internal_error"]

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 #: the most problems that are listed
 MOST_SHOWN = 20
-#: no `m`: whoever means six months would erase all but the last six minutes
+#: no `m`: with `6m` for six months, all but the last six minutes would be erased
 _UNITS = {"s": 1, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 state = typer.Typer(
