@@ -28,12 +28,12 @@ from tealagents.domain.ports import (
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.approvals import Approvals
 from tealagents.engine.observer import Observer
-from tealagents.engine.run import Stop
 from tealagents.engine.service import Service, Submitted
 from tealagents.engine.toolbox import Toolbox
 from tealagents.limits import Limits
 from tealagents.state.catalog import Catalog
 from tealagents.state.changes import Changes
+from tealagents.state.endings import Stop
 from tealagents.state.erasing import Eraser
 from tealagents.state.importing import TaskImporter
 from tealagents.state.new_message import Key, NewMessage

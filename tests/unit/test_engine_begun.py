@@ -9,8 +9,7 @@ from engine_setup import ADA, Function, Process, Scripted, calls, process, says,
 from tealagents.domain.errors import NeedsAuthorization
 from tealagents.domain.models import Action, Json, RequestRecord, ToolCall
 from tealagents.engine.approvals import Command
-from tealagents.engine.run import Stop
-from tealagents.state.tasks import CANCELED, INTERRUPTED
+from tealagents.state.endings import CANCELED, INTERRUPTED, Stop
 from tealagents.testing.waits import eventually
 
 BEFORE, WITHIN = False, True

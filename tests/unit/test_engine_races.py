@@ -33,7 +33,7 @@ from tealagents.engine import service
 from tealagents.engine.approvals import Command
 from tealagents.engine.observer import Observer, RequestWatch
 from tealagents.engine.prompt import effects_note
-from tealagents.state import begun, keys, records, tasks, workers
+from tealagents.state import begun, endings, keys, records, workers
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.pruning import UserErasure
@@ -373,6 +373,48 @@ async def test_a_request_ended_before_its_begin_was_acknowledged_does_not_run(
         assert not any(call.prompt[-1] == b"user: A" for call in model.calls)
 
 
+@pytest.mark.parametrize("where", ["here", "there"])
+@pytest.mark.parametrize(
+    ("how", "detail", "kept"),
+    [
+        ("cancel", "The request was canceled.", ["one", "A"]),
+        ("interrupt", "The request was canceled by a newer message.", ["one", "A", "B"]),
+        ("rollback", "The request was canceled by a newer message.", ["one", "B"]),
+    ],
+)
+async def test_a_request_that_is_stopped_before_its_begin_was_acknowledged_ends_as_any_other(
+    where: str, how: str, detail: str, kept: list[str]
+) -> None:
+    """Its own run writes the end: why, by whom, and with the next number of its events. covers: TASK-5"""
+    inner = shared()
+    store, model = Late(inner), Scripted(says("one"), says("B"))
+    rules = {"concurrency": "interrupt" if how == "cancel" else how}
+    async with process(store, model, **rules) as here, process(inner, Scripted(says("B")), **rules) as there:
+        task_id = (await here.ask("one")).task_id
+        store.late = True
+        sending = asyncio.create_task(here.ask("A", task_id))
+        request_id = await has_begun(there, task_id)
+        asked = there if where == "there" else here
+        if how == "cancel":
+            stopping: asyncio.Task[Any] = asyncio.create_task(
+                asked.service.cancel(asked.partition(), request_id, ADA.user.key)
+            )
+        else:
+            stopping = asyncio.create_task(asked.ask("B", task_id))
+        await eventually(lambda: here.tasks.begun._early_stops)
+        store.reply.set()
+        ended = await sending
+        await stopping
+        assert (ended.status, ended.error and ended.error.detail) == ("Canceled", detail)
+        assert [each.id for each in await there.followed(request_id)] == [1, 2]
+        head = (await there.tasks.head(there.partition(), task_id)).value
+        said, _ = await there.tasks.history.messages(there.partition(), task_id, head.path, limit=10)
+        assert [message.text for message in said if message.role == "user"] == kept
+        entries = await there.tasks.history.entries_of(there.partition(), ended, head.tail_seq)
+        assert entries[-1].entry.actor == ADA.user.key
+        assert not any(call.prompt[-1] == b"user: A" for call in model.calls)
+
+
 # --- waiting ------------------------------------------------------------------------------------------
 
 
@@ -641,7 +683,7 @@ async def test_the_end_of_a_request_is_counted_once(how: str) -> None:
             await there.service.cancel(partition, request_id, "mock.ada")
         elif how == "there":
             head = await there.tasks.head(partition, sent.request.task_id)
-            assert await there.tasks.end(partition, head, request_id, tasks.INTERRUPTED, "mock.ada")
+            assert await there.tasks.end(partition, head, request_id, endings.INTERRUPTED, "mock.ada")
         go.set()
         await eventually(lambda: not here.service.load().in_flight)
         status = (await there.request(request_id)).status
@@ -846,7 +888,7 @@ async def test_a_request_that_another_process_ends_while_it_resumes_makes_no_cal
         async def ends() -> None:
             head = await other.tasks.here(here.partition(), paused.task_id)
             assert await other.tasks.end(
-                here.partition(), head, paused.request_id, tasks.INTERRUPTED, "service"
+                here.partition(), head, paused.request_id, endings.INTERRUPTED, "service"
             )
 
         store.there = ends

@@ -46,13 +46,12 @@ from tealagents.domain.ports import Commit, ModelCall, Put, Record, Store
 from tealagents.engine import publishing, run, wait_queue
 from tealagents.engine.approvals import Command
 from tealagents.engine.observer import Observer, RequestWatch
-from tealagents.engine.run import Stop
 from tealagents.engine.turn import LAST_WORDS_SECONDS
 from tealagents.state import codec, keys, records
 from tealagents.state.audit_chain import GENESIS
+from tealagents.state.endings import CANCELED, Stop
 from tealagents.state.new_message import Key
 from tealagents.state.queue import try_start
-from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock, ShiftedClock, advance
 from tealagents.testing.waits import eventually

@@ -28,12 +28,12 @@ from tealagents.domain.models import Item, RequestRecord, ToolCall
 from tealagents.domain.ports import ModelCall
 from tealagents.engine.approvals import Command
 from tealagents.state import keys
+from tealagents.state.endings import CANCELED
 from tealagents.state.new_message import NewMessage
 from tealagents.state.queue import QueuedRequest, try_start
 from tealagents.state.streams import EVENT_BATCH_BYTES, JUMP, SPARE_SECONDS, first_batch
 from tealagents.state.submission import Submission
 from tealagents.state.task_writer import TaskWriter
-from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import ShiftedClock
 from tealagents.testing.waits import eventually

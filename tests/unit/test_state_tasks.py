@@ -42,12 +42,12 @@ from tealagents.engine.approvals import Command
 from tealagents.state import keys, latest, records, tasks
 from tealagents.state.catalog import Damaged
 from tealagents.state.changes import Changes
+from tealagents.state.endings import CANCELED
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.owner_directory import CLAIM_SECONDS
 from tealagents.state.queue import QueuedRequest, try_start
 from tealagents.state.records import Stored
-from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock, ShiftedClock
 

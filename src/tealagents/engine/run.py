@@ -12,8 +12,6 @@ from contextlib import aclosing
 from datetime import datetime, timedelta
 from functools import partial
 
-from msgspec import Struct
-
 from tealagents.domain import ids
 from tealagents.domain.errors import (
     LEARN_THE_OUTCOME,
@@ -43,9 +41,10 @@ from tealagents.engine.turn import Turn, TurnDone, TurnLoop, TurnPaused, open_tu
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
 from tealagents.state.decisions import digest_of
+from tealagents.state.endings import SUPERSEDED, Stop
 from tealagents.state.history import in_call_order
 from tealagents.state.task_writer import Erased, Fenced, SetBack, TaskWriter
-from tealagents.state.tasks import SUPERSEDED, Ending, Tasks
+from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import SERVICE, completed, paused, stopped, unreturned
 
 log = logging.getLogger(__name__)
@@ -63,14 +62,6 @@ SET_BACK = (
     "The store has lost the request: a crash or a failover set it back to an earlier state of the task. "
     "Tools may have run. Read the task, then send the message again if it is still needed."
 )
-
-
-class Stop(Struct, frozen=True):
-    """Why a request has to end without an answer (canceled, superseded, interrupted), and who asked."""
-
-    #: None: the lease is lost, and another process writes the end
-    ending: Ending | None
-    actor: str = SERVICE
 
 
 class Run:

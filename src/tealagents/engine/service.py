@@ -27,16 +27,17 @@ from tealagents.engine.conversations import TaskConversations
 from tealagents.engine.following import Followers
 from tealagents.engine.loop import Resumption
 from tealagents.engine.observer import Load
-from tealagents.engine.run import SET_BACK, Run, Stop
+from tealagents.engine.run import SET_BACK, Run
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.wait_queue import WaitQueues
 from tealagents.state import keys
+from tealagents.state.endings import CANCELED, INTERRUPTED, SUPERSEDED, Stop
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.queue import QueuedRequest
 from tealagents.state.records import RecordStore
 from tealagents.state.submission import GivesWay, Replayed, Submission
 from tealagents.state.task_writer import TaskWriter
-from tealagents.state.tasks import CANCELED, INTERRUPTED, SUPERSEDED, Tasks
+from tealagents.state.tasks import ASKED_SECONDS, Tasks
 from tealagents.state.transitions import SERVICE
 from tealagents.state.workers import Mailbox, Signal
 
@@ -129,13 +130,10 @@ class Service:
 
     async def _give_way(self, running: GivesWay, actor: str) -> None:
         """Ends the running request, here or in another process, in favor of a newer message."""
-        run = self._runs.get(running.request_id)
+        run = await self._stopped(running.request_id, Stop(SUPERSEDED, actor))
         if run is None:
             await self.tasks.cancel(running.partition, running.request_id, actor, SUPERSEDED)
-            return
-        run.stop(Stop(SUPERSEDED, actor))
-        await asyncio.wait([run.outcome])
-        if isinstance(run.outcome.exception(), PersistenceUnavailable):
+        elif isinstance(run.outcome.exception(), PersistenceUnavailable):
             raise PersistenceUnavailable(
                 "The running request could not be ended, because the store is unavailable. Send the message "
                 "again.",
@@ -168,8 +166,8 @@ class Service:
         )
         run = self._runs[request.request_id] = Run(self.conversations, writer, context, streamed=streamed)
         self.followers.runs_here(request.request_id)
-        if self.tasks.begun.ended_early(request):
-            run.stop(Stop(CANCELED))
+        if (stop := self.tasks.begun.starts(request)) is not None:
+            run.stop(stop)
         task = asyncio.create_task(
             self._carry(run, caller.user.key, share, resumption), name=f"request {request.request_id}"
         )
@@ -266,14 +264,13 @@ class Service:
                     if run is not None and run.partition == partition:  # stopping a run needs no store
                         run.stop(Stop(CANCELED, actor))
                     raise
-                run = self._runs.get(request_id) if found.status not in ENDED else None
-                if run is not None:
-                    run.stop(Stop(CANCELED, actor))
-                    await asyncio.wait([run.outcome])
-                    found = (await self.tasks.request(partition, request_id)).value
                 if found.status in ENDED:
                     return found
-                if run is not None and run.outcome.exception() is not None:
+                run = await self._stopped(request_id, Stop(CANCELED, actor))
+                if run is not None:
+                    found = (await self.tasks.request(partition, request_id)).value
+                    if found.status in ENDED:
+                        return found
                     run.outcome.result()
                 await self.tasks.cancel(partition, request_id, actor)
         except NotFound:
@@ -283,6 +280,20 @@ class Service:
             if last is None or last.value.status not in ENDED:
                 raise
             return last.value
+
+    async def _stopped(self, request_id: str, stop: Stop) -> Run | None:
+        """Stops a request that runs here, or is about to; returns its run, which is over then.
+
+        None if no run is here: the request has to be ended from outside.
+        """
+        run = self._runs.get(request_id)
+        if run is None and (settled := self.tasks.begun.stop_early(request_id, stop)) is not None:
+            await asyncio.wait([settled], timeout=ASKED_SECONDS)
+            run = self._runs.get(request_id)
+        if run is not None:
+            run.stop(stop)
+            await asyncio.wait([run.outcome])
+        return run
 
     def load(self) -> Load:
         """How busy this process is."""
@@ -320,11 +331,11 @@ class Service:
     def _end_as_asked(self, signal: Signal) -> None:
         """Stops a request that another process has ended, or asks this one to end."""
         run = self._runs.get(signal.request_id)
+        stop = Stop(SUPERSEDED if signal.superseded else CANCELED, signal.actor)
         if run is None:
-            if signal.pauses is not None:
-                self.tasks.begun.note_end(signal.request_id, signal.pauses)
+            self.tasks.begun.stop_early(signal.request_id, stop, signal.pauses)
         elif signal.pauses in (None, len(run.request.approvals)):
-            run.stop(Stop(SUPERSEDED if signal.superseded else CANCELED, signal.actor))
+            run.stop(stop)
 
     async def _drop_lost(self) -> None:
         """Stops runs under a lost lease without storing an end: other processes end them."""

@@ -13,6 +13,7 @@ Nothing that has been written to a log is ever rewritten.
 `transitions`      every change of a task, decided purely
 `head_commits`     commits transitions: the one place where the head of a living task is changed
 `tasks`            finds tasks, ends requests that no process carries on
+`endings`          how requests end without an answer, and why
 `begun`            the requests that this process has begun and is not done with
 `submission`       turns a message into a request that runs or waits in the queue
 `new_message`      a client's message; `new_task`: a task before its first message

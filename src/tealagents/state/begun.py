@@ -5,10 +5,12 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from tealagents.domain.errors import Conflict, PersistenceUnavailable, TealError
 from tealagents.domain.models import ENDED, RequestRecord
 from tealagents.domain.ports import Clock
+from tealagents.state.endings import Stop
 from tealagents.state.records import Headless, Stored
 from tealagents.state.workers import Lease
 
@@ -17,6 +19,16 @@ log = logging.getLogger(__name__)
 #: how often a request that no run here carries on is looked for, to end it, and the seconds in between
 LOOKS = 20
 LOOK_SECONDS = 0.5
+
+
+class _EarlyStop(NamedTuple):
+    """A stop that reached a request before its run."""
+
+    stop: Stop
+    #: the request's number of pauses when the stop was sent; None for whatever number it has
+    pauses: int | None
+    #: done once the run starts, or none will
+    settled: asyncio.Future[None]
 
 
 class BegunRequests(Collection[str]):
@@ -33,8 +45,7 @@ class BegunRequests(Collection[str]):
         self._clock = clock
         self._find = find
         self._counts: Counter[str] = Counter()
-        #: those that were ended before their run was stopped, and how many pauses each had by then
-        self._ended_early: dict[str, int] = {}
+        self._early_stops: dict[str, _EarlyStop] = {}
         #: asyncio tasks that end requests which no run here carries on; None once the process ends
         self._ending: set[asyncio.Task[None]] | None = set()
 
@@ -65,7 +76,8 @@ class BegunRequests(Collection[str]):
         self._counts[request_id] -= 1
         if self._counts[request_id] <= 0:
             del self._counts[request_id]
-            self._ended_early.pop(request_id, None)
+            if (early := self._early_stops.pop(request_id, None)) is not None:
+                early.settled.set_result(None)
 
     def leave(self, partition: str, request_id: str) -> None:
         """This process is done with a request that no run here carries on, and ends it, if it exists.
@@ -94,14 +106,28 @@ class BegunRequests(Collection[str]):
                 log.exception("request %s cannot be ended yet", request_id)
             await self._clock.sleep(LOOK_SECONDS)
 
-    def note_end(self, request_id: str, pauses: int) -> None:
-        """A request was ended from outside when it had had so many pauses: its run must not start."""
-        if request_id in self:
-            self._ended_early[request_id] = pauses
+    def stop_early(
+        self, request_id: str, stop: Stop, pauses: int | None = None
+    ) -> asyncio.Future[None] | None:
+        """Keeps the latest stop for a request whose run has not started.
 
-    def ended_early(self, request: RequestRecord) -> bool:
-        """Whether a request whose run starts was ended from outside meanwhile, since its last pause."""
-        return self._ended_early.get(request.request_id) == len(request.approvals)
+        It counts only if the request has had so many `pauses` by then. Returns what is done once the run has
+        started, or never will; None if this process has not begun the request.
+        """
+        if request_id not in self:
+            return None
+        early = self._early_stops.get(request_id)
+        settled = early.settled if early else asyncio.get_running_loop().create_future()
+        self._early_stops[request_id] = _EarlyStop(stop, pauses, settled)
+        return settled
+
+    def starts(self, request: RequestRecord) -> Stop | None:
+        """The run of a request starts; returns the stop that is kept for it."""
+        early = self._early_stops.pop(request.request_id, None)
+        if early is None:
+            return None
+        early.settled.set_result(None)
+        return early.stop if early.pauses in (None, len(request.approvals)) else None
 
     def stop(self) -> None:
         """The process ends; once its lease has lapsed, other processes end the requests that it leaves."""

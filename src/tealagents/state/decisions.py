@@ -26,9 +26,10 @@ from tealagents.domain.models import (
 )
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft, canonical, draft
+from tealagents.state.endings import EXPIRED
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
-from tealagents.state.tasks import EXPIRED, Tasks
+from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import SERVICE, Transition, resumed
 
 #: calls of one round that an entry's envelope names; its body names all

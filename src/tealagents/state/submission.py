@@ -35,6 +35,7 @@ from tealagents.domain.ports import Record
 from tealagents.state import keys
 from tealagents.state.audit_chain import draft
 from tealagents.state.codec import checked
+from tealagents.state.endings import SUPERSEDED
 from tealagents.state.head_commits import Written
 from tealagents.state.importing import Importing
 from tealagents.state.new_message import Earlier, Key, NewMessage, check_earlier, message_of
@@ -42,7 +43,7 @@ from tealagents.state.new_task import new_task
 from tealagents.state.queue import QueuedRequest, keep_waiting
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
-from tealagents.state.tasks import SUPERSEDED, Tasks
+from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import Transition, queued, received
 
 #: task id → the log (`Head.log_id`) whose messages are cached, and the first numbers of the log records to

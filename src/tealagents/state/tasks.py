@@ -30,10 +30,10 @@ from tealagents.domain.models import (
     Queued,
     RequestRecord,
     Running,
-    Status,
 )
 from tealagents.state import keys
 from tealagents.state.begun import BegunRequests
+from tealagents.state.endings import CANCELED, EXPIRED, INTERRUPTED, SUPERSEDED, WAITED_TOO_LONG, Ending
 from tealagents.state.head_commits import HeadCommits
 from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
@@ -62,37 +62,6 @@ class TaskRules(Struct, frozen=True, kw_only=True):
     def event_seconds(self) -> float:
         """Seconds for which an event is stored: more than a day after the latest end of its request."""
         return KEPT_SECONDS + SPARE_SECONDS + self.approval_expiry_seconds + self.request_timeout_seconds
-
-
-class Ending(Struct, frozen=True):
-    """How a request is ended from outside: its status, and the code and text of its failure."""
-
-    status: Status
-    code: str
-    detail: str
-
-
-INTERRUPTED = Ending(
-    "Failed",
-    "interrupted",
-    "The process that ran this request stopped before it had an answer. Send the message again, under a new "
-    "idempotency key or id if you use one; tools that ran are named to the model, so that they are not "
-    "repeated.",
-)
-CANCELED = Ending("Canceled", "request_canceled", "The request was canceled.")
-SUPERSEDED = Ending("Canceled", "request_canceled", "The request was canceled by a newer message.")
-EXPIRED = Ending(
-    "Canceled",
-    "approval_expired",
-    "No one decided in time, so the request was canceled. Send the message again to ask again, under a new "
-    "idempotency key or id if you use one.",
-)
-WAITED_TOO_LONG = Ending(
-    "Failed",
-    "request_timeout",
-    "The request waited for its turn longer than the request timeout. Send it again when the task is idle, "
-    "under a new idempotency key or id if you use one.",
-)
 
 
 #: seconds that the process that runs a request gets to end it when asked, before it is ended from outside
@@ -249,7 +218,6 @@ class Tasks:
             return False
         request = transition.request
         assert request is not None
-        self.begun.note_end(request_id, len(request.approvals))
         self._report(request)
         return True
 
