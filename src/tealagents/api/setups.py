@@ -106,7 +106,8 @@ def _tool_choice(given: Any, own: Sequence[ClientTool]) -> ToolChoice | None:
     if name in [tool.name for tool in own]:
         return ToolChoice("required", str(name))
     raise InvalidRequest(
-        "tool_choice", "must be auto, none, required or one of `tools`, which must hold some"
+        "tool_choice",
+        "must be auto, none, required or the name of a function in `tools`; required needs one there, too",
     )
 
 

@@ -187,8 +187,8 @@ def refused(
 def _advice(said: Complaint, url: str) -> str:
     if said.code == _TOO_LONG:
         return (
-            " — send less, or begin a new conversation; a `token_budget` among the config's "
-            "`spec.thread.reducers` keeps conversations within what the model can read."
+            " — it exceeds the context window: send less, or begin a new conversation; a `token_budget` in "
+            "the config's `spec.thread.reducers` keeps conversations within what the model can read."
         )
     match said.status:
         case 401:

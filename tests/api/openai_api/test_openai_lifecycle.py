@@ -165,7 +165,7 @@ def test_the_items_of_a_conversation_are_those_of_its_responses(
 def test_a_client_whose_messages_are_too_long_learns_it_by_openais_code(
     ada: OpenAI, wire: httpx.Client, service: ServiceThread
 ) -> None:
-    """Frameworks shorten their history then. The HTTP API keeps its own code, and says what to do."""
+    """Frameworks shorten their history then, some because of the words. The HTTP API keeps its own code."""
     messages: Any = [{"role": "user", "content": "a whole book"}]
     for create_it in (
         lambda: ada.responses.create(model="Tester", input="a whole book"),
@@ -183,6 +183,7 @@ def test_a_client_whose_messages_are_too_long_learns_it_by_openais_code(
         with pytest.raises(openai.APIError) as raised:
             list(begin(model="Tester", stream=True, **given))
         assert raised.value.code == "context_length_exceeded"
+        assert "exceeds the context window" in raised.value.message
     last = stream(wire, input="a whole book")[-1]["response"]
     assert last["error"]["type"] == "context_length_exceeded"
     assert retrieved(wire, last["id"]) == last
