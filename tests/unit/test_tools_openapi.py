@@ -682,6 +682,33 @@ async def test_files_are_found_wherever_a_schema_has_them(tmp_path: Path, server
 
 
 @pytest.mark.parametrize(
+    ("given", "content"),
+    [
+        ("data:application/pdf;base64,aW1n", b"img"),
+        ("data:;base64,aW1n", b"img"),
+        ("data:text/csv; charset=utf-8,a,b%20c\n1,2", b"a,b c\n1,2"),
+        ("data:image/svg+xml;utf8,<svg/>", b"<svg/>"),
+        ("data:,a%20b", b"a b"),
+        ("data:\n  color: red, blue\n", None),
+        ("data:\r\n  color: red, blue\r\n", None),
+        ("data: 1, 2, 3", None),
+        ("data:yes/no; perhaps, later", None),
+        ("data:\n- 1;base64,AAAA", None),
+        ("data,value\n1,2\n", None),
+    ],
+)
+def test_only_a_data_uri_is_read_as_one(given: str, content: bytes | None) -> None:
+    """Other text, such as YAML with a key `data`, is sent as it is, in a file too; so is a body of text."""
+    file: Json = {"properties": {"body": {"type": "string", "format": "binary"}}}
+    for media_type, schema in (("application/yaml", {}), ("text/plain", {}), ("multipart/form-data", file)):
+        body = {"required": True, "content": {media_type: {"schema": schema}}}
+        [operation] = operations(one_operation({"requestBody": body}), "it")
+        [seen] = request_of(operation, {"body": given}).body.values()
+        seen = seen[0][1][1] if media_type == "multipart/form-data" else seen
+        assert seen == (given.encode() if content is None or media_type == "text/plain" else content)
+
+
+@pytest.mark.parametrize(
     ("given", "sent_as"), [("data:image/png;base64,aW1n", "image/png"), ("img", "application/octet-stream")]
 )
 async def test_a_body_of_any_image_has_the_type_of_its_uri(

@@ -35,8 +35,10 @@ _OWN_HEADERS = frozenset(
     {"accept", "authorization", "connection", "content-length", "content-type", "cookie", "host", "te"}
     | {"proxy-authorization", "trailer", "transfer-encoding", "upgrade"}
 )
+#: the type or the subtype of a media type
+TYPE_NAME = r"[\w!#$&^.+-]+"
 #: one media type, with its parameters, as a header takes it
-MEDIA_TYPE = re.compile(r"[\w!#$&^.+-]+/[\w!#$&^.+-]+(?:;[^,\x00-\x1f\x7f]*)?", re.ASCII)
+MEDIA_TYPE = re.compile(rf"{TYPE_NAME}/{TYPE_NAME}(?:;[^,\x00-\x1f\x7f]*)?", re.ASCII)
 _VALID_ARGUMENT = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _FORBIDDEN_IN_ARGUMENT = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 _DEFAULT_STYLE: dict[Location, str] = {
@@ -399,7 +401,8 @@ class _ArgumentList:
         argument = "body" if "body" not in self._properties else "request_body"
         schema = self._schemas.converted(media.schema_)
         if not has_fields:
-            schema = {"type": "string", "description": f"the body, {media_type}; bytes as a data: URI"}
+            more = "; bytes as a data: URI" if takes_bytes(media_type) else ""
+            schema = {"type": "string", "description": f"the body, {media_type}{more}"}
         self._add(argument, schema, body.required, body.description)
         files = self._files(fields.properties if fields else {})
         self.body = replace(made, argument=argument, binary=frozenset(files))
@@ -460,6 +463,11 @@ def _argument_name(name: str) -> str:
 def is_json(media_type: str) -> bool:
     plain = media_type.partition(";")[0].strip().lower()
     return plain == "application/json" or plain.endswith("+json") or plain == "*/*"
+
+
+def takes_bytes(media_type: str) -> bool:
+    """Whether a body that is neither JSON nor a form can be bytes, as a data URI: all but text can."""
+    return "*" in media_type or not media_type.strip().lower().startswith("text/")
 
 
 def _preferred(media_types: list[str]) -> str:

@@ -13,12 +13,28 @@ from urllib.parse import quote, unquote_to_bytes
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.tools.naming import excerpt, suggestion
-from tealagents.tools.openapi_document import MEDIA_TYPE, ApiOperation, Parameter, RequestBody, is_json
+from tealagents.tools.openapi_document import (
+    MEDIA_TYPE,
+    TYPE_NAME,
+    ApiOperation,
+    Parameter,
+    RequestBody,
+    is_json,
+    takes_bytes,
+)
 
 _JSON, _FORM, _MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 _OCTETS, _NO_PARTS = "application/octet-stream", "multipart/form-data; boundary=none"
 _STEPS = re.compile(r"[/\\]")
 _PRINTABLE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+#: A data URI (RFC 2397) up to its data: media type, parameters, `;base64`. Nothing else that begins with
+#: `data:` is one, such as YAML with a key of that name. A line may be wrapped within the media type, as in
+#: mail; a blank may follow a semicolon.
+_DATA_URI = re.compile(
+    rf"data:((?:{TYPE_NAME}(?:\r\n{TYPE_NAME})*/{TYPE_NAME})?(?:;(?:[^;,\s]+| [^;,=\s]+=[^;,\s]*))*?)"
+    r"(; ?base64)?,",
+    re.ASCII,
+)
 
 Pairs = list[tuple[str, str]]
 
@@ -233,6 +249,8 @@ def _body(body: RequestBody | None, value: Any) -> tuple[str | None, dict[str, A
     if is_json(media_type):
         content_type = _JSON if media_type == "*/*" else body.media_type
         return content_type, {"content": json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")}
+    if not takes_bytes(media_type):
+        return body.media_type, {"content": _text(value).encode("utf-8", "replace")}
     given, content = _bytes(_text(value))
     return given or _OCTETS if "*" in media_type else body.media_type, {"content": content}
 
@@ -271,18 +289,16 @@ def _parts(body: RequestBody, value: Json) -> list[tuple[str, tuple[str | None, 
 
 
 def _bytes(text: str) -> tuple[str | None, bytes]:
-    """The media type that a data URI (RFC 2397) names, if any, and its bytes; those of another text.
+    """The media type that a data URI names, if any, and its bytes; those of another text.
 
     `ToolFailed` for a data URI that is not base64, although it says so.
     """
-    if not text.startswith("data:") or "," not in text:
+    uri = _DATA_URI.match(text)
+    if not uri:
         return None, text.encode("utf-8", "replace")
-    head, _, data = text.removeprefix("data:").partition(",")
-    given = head.removesuffix(";base64")
+    given, data = uri[1], text[uri.end() :]
     try:
-        content = (
-            base64.b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
-        )
+        content = base64.b64decode(data, validate=True) if uri[2] else unquote_to_bytes(data)
     except ValueError as error:
         raise ToolFailed(f"A data: URI is not base64: {error}. Nothing was done.") from error
     return given if MEDIA_TYPE.fullmatch(given) else None, content
