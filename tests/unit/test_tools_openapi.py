@@ -616,6 +616,32 @@ async def test_multipart_body(tmp_path: Path, server: str) -> None:
     assert [part.strip().rpartition("\r\n\r\n")[2] for part in parts] == ["img", "ü", "1", "2", '{"x": 1}']
 
 
+@pytest.mark.parametrize(
+    ("media_type", "sent_as"),
+    [
+        ("application/x-www-form-urlencoded; charset=utf-8", "application/x-www-form-urlencoded"),
+        ("Application/X-WWW-Form-Urlencoded", "application/x-www-form-urlencoded"),
+        ("multipart/form-data; charset=utf-8", "multipart/form-data; boundary="),
+        ("Multipart/Form-Data", "multipart/form-data; boundary="),
+    ],
+)
+async def test_a_form_is_one_however_its_media_type_is_written(
+    tmp_path: Path, server: str, media_type: str, sent_as: str
+) -> None:
+    """With parameters, or in capitals: its fields are arguments, and files are parts."""
+    fields = {"name": {"type": "string"}, "file": {"type": "string", "format": "binary"}}
+    body = {"required": True, "content": {media_type: {"schema": {"properties": fields}}}}
+    document = one_operation({"operationId": "a", "requestBody": body}, path="/echo/a")
+    async with opened(tmp_path, document, server) as tools:
+        seen = await sent(tools, "a", name="x", file="data:text/csv,1")
+    assert seen["headers"]["content-type"].startswith(sent_as)
+    if "boundary" in sent_as:
+        assert 'name="name"\r\n' in seen["body"]
+        assert 'filename="file"\r\nContent-Type: text/csv\r\n\r\n1\r\n' in seen["body"]
+    else:
+        assert unquote(seen["body"]) == "name=x&file=data:text/csv,1"
+
+
 async def test_a_form_writes_a_field_as_its_encoding_says(tmp_path: Path, server: str) -> None:
     """As JSON where it has that media type and no style; its keys never become fields of their own."""
     kinds: Json = {"text": "string", "meta": "object", "tags": "array", "other": "object", "styled": "object"}

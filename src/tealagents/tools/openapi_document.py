@@ -70,6 +70,7 @@ class Parameter:
 class RequestBody:
     """The request body: one argument, or one for each field."""
 
+    #: as the document writes it
     media_type: str
     required: bool
     #: the argument that is the whole body; None: `fields` are
@@ -393,7 +394,7 @@ class _ArgumentList:
         made = RequestBody(
             media_type=media_type, required=body.required, encoding=_encoding(media), types=_types(media)
         )
-        has_fields = is_json(media_type) or media_type in (_FORM, _MULTIPART)
+        has_fields = is_json(media_type) or essence(media_type) in (_FORM, _MULTIPART)
         fields = self._schemas.object_fields(media.schema_) if has_fields else None
         if fields and not any(_argument_name(name) in self._properties for name in fields.properties):
             self._add_fields(made, fields)
@@ -409,7 +410,7 @@ class _ArgumentList:
 
     def _add_fields(self, body: RequestBody, fields: Fields) -> None:
         arguments: dict[str, str] = {}
-        files = self._files(fields.properties) if body.media_type == _MULTIPART else {}
+        files = self._files(fields.properties) if essence(body.media_type) == _MULTIPART else {}
         shown = {
             name: files[name] if name in files else self._schemas.converted(schema)
             for name, schema in fields.properties.items()
@@ -460,19 +461,24 @@ def _argument_name(name: str) -> str:
     return (_FORBIDDEN_IN_ARGUMENT.sub("_", name).strip("_") or "argument")[:64]
 
 
+def essence(media_type: str) -> str:
+    """Type and subtype in lower case, without parameters."""
+    return media_type.partition(";")[0].strip().lower()
+
+
 def is_json(media_type: str) -> bool:
-    plain = media_type.partition(";")[0].strip().lower()
+    plain = essence(media_type)
     return plain == "application/json" or plain.endswith("+json") or plain == "*/*"
 
 
 def takes_bytes(media_type: str) -> bool:
     """Whether a body that is neither JSON nor a form can be bytes, as a data URI: all but text can."""
-    return "*" in media_type or not media_type.strip().lower().startswith("text/")
+    return "*" in media_type or not essence(media_type).startswith("text/")
 
 
 def _preferred(media_types: list[str]) -> str:
     def rank(media_type: str) -> int:
-        plain = media_type.partition(";")[0].strip().lower()
+        plain = essence(media_type)
         if is_json(plain):
             # JSON patch and the like only where nothing plainer is offered
             return 0 if plain == "application/json" else 1

@@ -19,6 +19,7 @@ from tealagents.tools.openapi_document import (
     ApiOperation,
     Parameter,
     RequestBody,
+    essence,
     is_json,
     takes_bytes,
 )
@@ -239,7 +240,7 @@ def _body(body: RequestBody | None, value: Any) -> tuple[str | None, dict[str, A
     argument for the body."""
     if body is None or value is None:
         return None, {}
-    media_type = body.media_type.partition(";")[0].strip().lower()
+    media_type = essence(body.media_type)
     if media_type == _FORM and isinstance(value, dict):
         return _FORM, {"content": _form(body, _present(value))}
     if media_type == _MULTIPART and isinstance(value, dict):
