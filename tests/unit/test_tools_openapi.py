@@ -314,6 +314,20 @@ async def test_headers_of_the_entry_are_not_arguments(tmp_path: Path, server: st
             await sent(tools, "a")
 
 
+async def test_cookies_of_the_entry_are_sent_beside_those_of_arguments(tmp_path: Path, server: str) -> None:
+    """Those of the entry are no arguments, and no argument replaces them: not even an object's key."""
+    declared: list[Json] = [
+        {"name": "k[1]", "in": "cookie", "required": True, "schema": {"type": "string"}},
+        {"name": "session", "in": "cookie", "required": True, "schema": {"type": "string"}},
+        {"name": "more", "in": "cookie", "schema": {"type": "object"}},
+    ]
+    document = one_operation({"operationId": "a", "parameters": declared}, path="/echo/a")
+    async with opened(tmp_path, document, server, headers={"Cookie": "k%5B1%5D=k3y; lang=en;"}) as tools:
+        assert list(tools["Library-a"].spec.parameters["properties"]) == ["session", "more"]
+        seen = await sent(tools, "a", session="s 1", more={"k[1]": "invented", "lang": "fr", "Lang": "de"})
+    assert seen["headers"]["cookie"] == "k%5B1%5D=k3y; lang=en; session=s%201; Lang=de"
+
+
 async def test_a_trace_of_the_operations_own_is_kept(tmp_path: Path, server: str) -> None:
     """A call continues the current trace, unless an argument fills the header that the document declares."""
     document = library.document()

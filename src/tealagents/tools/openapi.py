@@ -27,7 +27,7 @@ from tealagents.tools.errors import ToolsetError, may_be_done
 from tealagents.tools.naming import excerpt, listed, plugin_of, tool_names
 from tealagents.tools.oauth_context import AuthorizedContext
 from tealagents.tools.oauth_tokens import TOKEN_SECONDS, in_time
-from tealagents.tools.openapi_document import ApiOperation, leaves_base, operations, server_of
+from tealagents.tools.openapi_document import ApiOperation, cookie_names, leaves_base, operations, server_of
 from tealagents.tools.openapi_parsing import parsed
 from tealagents.tools.openapi_request import ApiRequest, request_of
 from tealagents.tools.options import RemotePluginOptions
@@ -247,9 +247,19 @@ class ApiService:
 
 
 def _one_of_each(*sources: Mapping[str, str]) -> httpx2.Headers:
-    """The headers of all sources; a later source overrides an earlier one."""
-    headers = {name.lower(): value for source in sources for name, value in source.items()}
+    """The headers and cookies of all sources; a later source overrides an earlier one."""
+    headers: dict[str, str] = {}
+    for name, value in (header for source in sources for header in source.items()):
+        key = name.lower()
+        headers[key] = _cookies(headers[key], value) if key == "cookie" and key in headers else value
     return httpx2.Headers(headers, encoding="latin-1")  # by itself it takes ASCII only
+
+
+def _cookies(former: str, latter: str) -> str:
+    """The cookies of two headers; of those with one name, the latter's."""
+    names = cookie_names(latter)
+    kept = [cookie for cookie in former.split("; ") if cookie_names(cookie).isdisjoint(names)]
+    return "; ".join([latter.rstrip("; "), *kept])
 
 
 def _is_redirect(answer: Fetched) -> bool:

@@ -190,6 +190,11 @@ def _urls(part: _Servers) -> tuple[str, ...]:
     return tuple(urls)
 
 
+def cookie_names(cookies: str) -> set[str]:
+    """The names, decoded, of the cookies in a `Cookie` header."""
+    return {unquote(cookie.partition("=")[0].strip()) for cookie in cookies.split(";")}
+
+
 class _Place(NamedTuple):
     """The place of an operation in the document."""
 
@@ -204,16 +209,18 @@ class _Place(NamedTuple):
 
 
 def operations(
-    document: Json, where: str, wanted: Sequence[str] | None = None, headers: Collection[str] = ()
+    document: Json, where: str, wanted: Sequence[str] | None = None, headers: Mapping[str, str] | None = None
 ) -> list[ApiOperation]:
     """The wanted operations in this order, or all in the document's. `headers` are those that are sent with
-    each request: they are no arguments.
+    each request: they, and the cookies in them, are no arguments.
 
     `ToolsetError` names an operation that cannot be read, is missing or is ambiguous. Others may be flawed.
     """
     schemas = Schemas(document, where)
     chosen = _chosen(_places(document, where, lenient=wanted is not None), wanted, where)
-    fixed = _OWN_HEADERS | {name.lower() for name in headers}
+    sent = {name.lower(): value for name, value in (headers or {}).items()}
+    fixed = {("header", name) for name in (*_OWN_HEADERS, *sent)}
+    fixed |= {("cookie", name) for name in cookie_names(sent.get("cookie", ""))}
     return [_operation(document, schemas, place, f"{where}: {place}", fixed) for place in chosen]
 
 
@@ -286,7 +293,7 @@ def leaves_base(path: str) -> bool:
 
 
 def _operation(
-    document: Json, schemas: Schemas, place: _Place, where: str, fixed: Collection[str]
+    document: Json, schemas: Schemas, place: _Place, where: str, fixed: Collection[tuple[str, str]]
 ) -> ApiOperation:
     _check_path(place.path, where)
     operation = _checked(_Operation, place.item[place.method], where)
@@ -297,7 +304,8 @@ def _operation(
     parameters += _undeclared(place.path, parameters)
     # an operation's parameter replaces its path's
     for parameter in {(one.name, one.location): one for one in parameters}.values():
-        if parameter.location != "header" or parameter.name.lower() not in fixed:
+        name = parameter.name.lower() if parameter.location == "header" else parameter.name
+        if (parameter.location, name) not in fixed:
             arguments.add_parameter(parameter, place.path)
     if body and body.content:
         arguments.add_body(body)
