@@ -526,6 +526,43 @@ def test_a_body_of_several_parts_has_to_fit_each(schema: Json, good: Json, bad: 
         check_against(operation.schema, bad)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"$ref": "#/components/schemas/Derived"}, {"required": ["id", "n"]}]},
+        {"allOf": [{"$ref": "#/components/schemas/Plain"}, {"properties": {"id": {"readOnly": True}}}]},
+        {"$ref": "#/components/schemas/Plain", "properties": {"id": {"readOnly": True}}},
+        {
+            "allOf": [{"$ref": "#/components/schemas/Again"}, {"$ref": "#/components/schemas/Plain"}],
+            "properties": {"id": {"$ref": "#/components/schemas/Id"}},
+        },
+        {"oneOf": [{"$ref": "#/components/schemas/Base"}, {"required": ["z"]}], "required": ["id", "n"]},
+        {"allOf": [{"$ref": "#/components/schemas/Node"}], "properties": {"id": {"readOnly": True}}},
+    ],
+)
+def test_no_part_of_a_schema_requires_what_only_the_server_sets(schema: Json) -> None:
+    """Wherever it is marked: levels above, beside a reference to what requires it, or in an alternative."""
+    base: Json = {"type": "object", "properties": {"id": {"readOnly": True}, "n": {}}, "required": ["id"]}
+    schemas: Json = {
+        "Base": base,
+        "Derived": {"allOf": [{"$ref": "#/components/schemas/Between"}]},
+        "Between": {"allOf": [{"$ref": "#/components/schemas/Base"}]},
+        "Plain": {"type": "object", "properties": {"id": {}, "n": {}}, "required": ["id", "n"]},
+        "Again": {"allOf": [{"$ref": "#/components/schemas/Plain"}, {"required": ["id"]}]},
+        "Id": {"type": "string", "readOnly": True},
+        "Loop": {**base, "allOf": [{"$ref": "#/components/schemas/Loop"}]},
+    }
+    node = {"allOf": [{"$ref": "#/components/schemas/Node"}], "properties": {"id": {"readOnly": True}}}
+    schemas["Node"] = {**schemas["Plain"], "properties": {"id": {}, "n": {}, "node": node}}
+    fields = {"below": schema, "loop": {"$ref": "#/components/schemas/Loop"}}
+    body = {"content": {"application/json": {"schema": {"properties": fields}}}}
+    [operation] = operations(one_operation({"requestBody": body}, **schemas), "it")
+    jsonschema.Draft202012Validator.check_schema(operation.schema)
+    jsonschema.validate({"below": {"n": "x"}}, operation.schema)
+    with pytest.raises(jsonschema.ValidationError, match="'n' is a required property"):
+        jsonschema.validate({"below": {}}, operation.schema)
+
+
 async def test_null_is_sent_where_the_schema_has_it(tmp_path: Path, server: str) -> None:
     """In JSON, also by way of references and where nothing else is said; else null means absent."""
     due = {"$ref": "#/components/schemas/Due"}

@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -55,6 +56,18 @@ class Fields(NamedTuple):
     open: bool
 
 
+class LeftOut(NamedTuple):
+    """Fields of an object that only the server sets."""
+
+    #: those that are not shown
+    hidden: frozenset[str] = frozenset()
+    #: those that are not required: the hidden ones, and those that only the server sets in some alternative
+    optional: frozenset[str] = frozenset()
+
+
+_NOTHING = LeftOut()
+
+
 def resolved(document: Json, part: Any, where: str) -> Json:
     """`part`, or what its `$ref` refers to. `ToolsetError`, beginning with `where`, if that is no object or
     cannot be found."""
@@ -85,9 +98,11 @@ class Schemas:
     def __init__(self, document: Json, where: str) -> None:
         self._document = document
         self._where = where
-        #: reference → its name among `$defs`, and back
-        self._names: dict[str, str] = {}
-        self._references: dict[str, str] = {}
+        #: reference, and what is left out of its schema → its name among `$defs`, and back
+        self._names: dict[tuple[str, LeftOut], str] = {}
+        self._references: dict[str, tuple[str, LeftOut]] = {}
+        #: reference → the fields that its schema requires
+        self._required_by: dict[str, frozenset[str]] = {}
         #: name → how many references got another because it was taken
         self._alike: Counter[str] = Counter()
         #: name → the converted definition
@@ -95,8 +110,9 @@ class Schemas:
         #: subschemas looked at for the current question, up to `MAX_PARTS`
         self._looks = 0
 
-    def converted(self, schema: Any) -> Any:
-        """JSON Schema for a schema of OpenAPI 3.0 or 3.1. Fields that only the server may set are left out.
+    def converted(self, schema: Any, left_out: LeftOut = _NOTHING) -> Any:
+        """JSON Schema for a schema of OpenAPI 3.0 or 3.1. Fields that only the server may set are left out,
+        and so are those of `left_out`.
 
         `ToolsetError` if it is no schema.
         """
@@ -107,21 +123,27 @@ class Schemas:
         if not isinstance(schema, dict):
             raise ToolsetError(f"{self._where}: {schema!r:.80} is not a schema.")
         schema = sound(schema)
+        left_out = self._left_out(schema, left_out)
         result: Json = {}
         for key, value in schema.items():
             if key in _DROPPED or key.startswith("x-"):
                 continue
-            result[key] = self._member(key, value)
+            result[key] = self._member(key, value, left_out)
         result = with_items(cleaned(without_booleans(result)))
-        self._leave_out_read_only(schema, result)
         example = json.dumps(schema["example"], default=str) if "example" in schema else ""
         if 0 < len(example) <= MAX_EXAMPLE:
             result["examples"] = [schema["example"]]
         return _nullable(result) if schema.get("nullable") is True else result
 
-    def _member(self, key: str, value: Any) -> Any:
+    def _member(self, key: str, value: Any, left_out: LeftOut) -> Any:
         if key == "$ref":
-            return f"#/$defs/{self._name(str(value))}"
+            return f"#/$defs/{self._name(str(value), left_out)}"
+        if key == "properties":
+            return {name: self.converted(one) for name, one in value.items() if name not in left_out.hidden}
+        if key == "required":
+            return [name for name in value if str(name) not in left_out.optional]
+        if key == "allOf":
+            return [self.converted(one, left_out) for one in value]
         if key in LISTS:
             return [self.converted(one) for one in value]
         if key in MAPS:
@@ -130,16 +152,44 @@ class Schemas:
             return value if isinstance(value, bool) else self.converted(value)
         return value
 
-    def _leave_out_read_only(self, schema: Json, result: Json) -> None:
-        """Leaves them out of the schema; and out of what it, or a part of its `allOf`, requires."""
-        parts = [each for part in schema.get("allOf", ()) for each in self._followed(part)]
-        declared = [sound(part).get("properties", {}).items() for part in (schema, *parts)]
-        hidden = {name for each in declared for name, one in each if self._is_read_only(one)}
-        for part in (result, *result.get("allOf", ())):
-            for key in ("properties", "required") if hidden else ():
-                if key in part:
-                    kept = [name for name in part[key] if name not in hidden]
-                    part[key] = kept if key == "required" else {name: part[key][name] for name in kept}
+    def _left_out(self, schema: Json, given: LeftOut) -> LeftOut:
+        """The fields to leave out of a schema, or of a part of an `allOf`, for which these are `given`."""
+        if schema.keys().isdisjoint(("properties", "required", "allOf")):
+            return given
+        parts = self._composed(schema, "allOf")
+        hidden = given.hidden | self._read_only(parts)
+        optional = given.optional | hidden
+        if any("required" in part for part in parts):
+            optional |= self._read_only(self._composed(schema, "allOf", "anyOf", "oneOf"))
+        return LeftOut(hidden, optional)
+
+    def _composed(self, schema: Json, *keys: str) -> list[Json]:
+        """The schema and those that it is put together of, by these keywords and references; at most
+        `MAX_PARTS`."""
+        parts, seen = [schema], set()
+        for part in parts:  # `parts` grows during the loop
+            if len(parts) == MAX_PARTS:
+                break
+            more = [one for key in keys for one in part.get(key, ())]
+            reference = part.get("$ref")
+            if reference not in seen:
+                seen.add(reference)
+                more += islice(self._followed(part), 1, 2)
+            parts += [sound(one) for one in more if isinstance(one, dict)][: MAX_PARTS - len(parts)]
+        return parts
+
+    def _read_only(self, parts: Sequence[Json]) -> frozenset[str]:
+        fields = [field for part in parts for field in part.get("properties", {}).items()]
+        return frozenset(name for name, schema in fields if self._is_read_only(schema))
+
+    def _required(self, reference: str) -> frozenset[str]:
+        """The fields that a schema, or a part of its `allOf`, requires."""
+        if reference not in self._required_by:
+            schema = {"$ref": reference}
+            named = {str(one) for part in self._composed(schema, "allOf") for one in part.get("required", ())}
+            optional = self._read_only(self._composed(schema, "allOf", "anyOf", "oneOf")) if named else ()
+            self._required_by[reference] = frozenset(named.difference(optional))
+        return self._required_by[reference]
 
     def definitions(self, schema: Any) -> Json:
         """Name → definition, for all that a converted schema refers to, directly or through others.
@@ -281,21 +331,26 @@ class Schemas:
             except LookupError:
                 return
 
-    def _name(self, reference: str) -> str:
-        """The reference's name among `$defs`: the last part of its path, with a number if that is taken."""
-        if reference not in self._names:
+    def _name(self, reference: str, left_out: LeftOut) -> str:
+        """The reference's name among `$defs`: the last part of its path, with a number if that is taken. A
+        schema that requires fields which are `left_out` has another name without them."""
+        names = left_out.optional and left_out.optional & self._required(reference)
+        target = (reference, LeftOut(left_out.hidden & names, names))
+        if target not in self._names:
             plain = name = _FORBIDDEN_IN_NAME.sub("_", unquote(reference).rpartition("/")[2]) or "schema"
             while name in self._references:
                 self._alike[plain] += 1
                 name = f"{plain}_{self._alike[plain] + 1}"
-            self._names[reference] = name
-            self._references[name] = reference
-        return self._names[reference]
+            self._names[target] = name
+            self._references[name] = target
+        return self._names[target]
 
     def _definition(self, name: str) -> Any:
         if name not in self._converted:
-            target = pointed_at(self._document, self._references[name], self._where)
-            self._converted[name] = self.converted(target)
+            reference, left_out = self._references[name]
+            self._converted[name] = self.converted(
+                pointed_at(self._document, reference, self._where), left_out
+            )
         return self._converted[name]
 
 
