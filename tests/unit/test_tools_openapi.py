@@ -491,6 +491,58 @@ def test_a_body_that_others_derive_from_takes_their_fields() -> None:
 
 
 @pytest.mark.parametrize(
+    ("discriminator", "of_pet", "of_dog", "of_cat"),
+    [
+        ({"mapping": {"dog": "#/components/schemas/Dog", "cat": "Cat"}}, "dog, cat, Poodle", "dog", "cat"),
+        ({"mapping": {"dog": "Dog", "puppy": "Dog"}}, "dog, puppy, Cat, Poodle", "dog, puppy", "Cat"),
+        ({}, "Dog, Cat, Poodle", "Dog", "Cat"),
+        ({"mapping": ["dog"]}, "Dog, Cat, Poodle", "Dog", "Cat"),
+    ],
+)
+def test_descriptions_say_the_values_of_a_discriminator(
+    discriminator: Json, of_pet: str, of_dog: str, of_cat: str
+) -> None:
+    """Those of its mapping, or the names of schemas: a model does not know the keyword."""
+    discriminator = {"propertyName": "kind", **discriminator}
+    named = {name: {"$ref": f"#/components/schemas/{name}"} for name in ("Pet", "Dog", "Cat")}
+    kind = {"type": "string", "description": "What it is."}
+    schemas: Json = {
+        "Pet": {"type": "object", "properties": {"kind": kind}, "discriminator": discriminator},
+        "Dog": {"allOf": [named["Pet"], {"properties": {"bark": {"type": "boolean"}}}]},
+        "Cat": {"allOf": [named["Pet"]]},
+        "Poodle": {"allOf": [named["Dog"]]},
+        "One": {"oneOf": [named["Dog"], named["Cat"], {"type": "null"}], "discriminator": discriminator},
+    }
+    in_pet = {**kind, "description": f"What it is.\nKnown values: {of_pet}"}
+    for name in ("Pet", "Dog"):
+        body = {"content": {"application/json": {"schema": named[name]}}}
+        [operation] = operations(one_operation({"requestBody": body}, **schemas), "it")
+        assert operation.schema["properties"]["kind"] == in_pet
+    body = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/One"}}}}
+    [operation] = operations(one_operation({"requestBody": body}, **schemas), "it")
+    assert operation.schema["$defs"]["Pet"]["properties"]["kind"] == in_pet
+    assert operation.schema["$defs"]["One"]["oneOf"] == [
+        {"$ref": "#/$defs/Dog", "description": f"kind: {of_dog}"},
+        {"$ref": "#/$defs/Cat", "description": f"kind: {of_cat}"},
+        {"type": "null"},
+    ]
+
+
+def test_a_discriminator_of_many_values_says_the_first() -> None:
+    """The number of the others follows. What has a list of values itself needs none."""
+    mapping = {f"v{number}": "Any" for number in range(1000)}
+    pet: Json = {
+        "properties": {"kind": {}, "fixed": {"properties": {"kind": {"enum": ["v1"]}}}},
+        "discriminator": {"propertyName": "kind", "mapping": mapping},
+    }
+    pet["properties"]["fixed"]["discriminator"] = pet["discriminator"]
+    body = {"content": {"application/json": {"schema": pet}}}
+    [operation] = operations(one_operation({"requestBody": body}), "it")
+    assert operation.schema["properties"]["kind"]["description"].endswith(", v49, and 950 more")
+    assert operation.schema["properties"]["fixed"] == {"properties": {"kind": {"enum": ["v1"]}}}
+
+
+@pytest.mark.parametrize(
     ("schema", "good", "bad"),
     [
         ({"allOf": [{"$ref": "#/components/schemas/Base"}, {"required": ["name"]}]}, {"name": "x"}, {}),

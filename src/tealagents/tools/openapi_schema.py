@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
+from tealagents.tools.openapi_kinds import Discriminators
 from tealagents.tools.schema_form import (
     LISTS,
     MAPS,
@@ -98,6 +99,7 @@ class Schemas:
     def __init__(self, document: Json, where: str) -> None:
         self._document = document
         self._where = where
+        self._discriminators = Discriminators(document)
         #: reference, and what is left out of its schema → its name among `$defs`, and back
         self._names: dict[tuple[str, LeftOut], str] = {}
         self._references: dict[str, tuple[str, LeftOut]] = {}
@@ -122,7 +124,7 @@ class Schemas:
             return {}
         if not isinstance(schema, dict):
             raise ToolsetError(f"{self._where}: {schema!r:.80} is not a schema.")
-        schema = sound(schema)
+        schema = self._discriminators.described(sound(schema))
         left_out = self._left_out(schema, left_out)
         result: Json = {}
         for key, value in schema.items():
@@ -288,7 +290,7 @@ class Schemas:
                 return None
             target = pointed_at(self._document, reference, self._where)
             return self._fields(target, (*seen, reference))
-        schema = sound(schema)
+        schema = self._discriminators.described(sound(schema))
         kind = schema.get("type", "object")
         if any(key in schema for key in ("oneOf", "anyOf", "not", "if")) or "object" not in (
             [kind] if isinstance(kind, str) else kind
