@@ -745,6 +745,18 @@ async def test_a_form_is_one_however_its_media_type_is_written(
         assert unquote(seen["body"]) == "name=x&file=data:text/csv,1"
 
 
+@pytest.mark.parametrize(
+    ("field", "key"), [({"type": "string", "format": "binary"}, "files"), ({"type": "string"}, "content")]
+)
+def test_of_a_form_and_a_multipart_body_the_one_that_carries_files_is_sent(field: Json, key: str) -> None:
+    """Without a file, a form is enough."""
+    media = {"schema": {"type": "object", "properties": {"x": field}}}
+    kinds = ("application/x-www-form-urlencoded", "multipart/form-data; charset=utf-8", "text/plain")
+    body = {"required": True, "content": dict.fromkeys(kinds, media)}
+    [operation] = operations(one_operation({"requestBody": body}), "it")
+    assert list(request_of(operation, {"x": "data:image/png;base64,aW1n"}).body) == [key]
+
+
 async def test_a_form_writes_a_field_as_its_encoding_says(tmp_path: Path, server: str) -> None:
     """As JSON where it has that media type and no style; its keys never become fields of their own."""
     kinds: Json = {"text": "string", "meta": "object", "tags": "array", "other": "object", "styled": "object"}

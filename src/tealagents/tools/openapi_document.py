@@ -397,7 +397,7 @@ class _ArgumentList:
         self._add(argument, schema, parameter.required or in_path, parameter.description)
 
     def add_body(self, body: _Body) -> None:
-        media_type = _preferred(list(body.content))
+        media_type = self._preferred(body.content)
         media = body.content[media_type]
         made = RequestBody(
             media_type=media_type, required=body.required, encoding=_encoding(media), types=_types(media)
@@ -435,6 +435,15 @@ class _ArgumentList:
             binary=frozenset(files),
             open=fields.open,
         )
+
+    def _preferred(self, content: Mapping[str, _Media]) -> str:
+        preferred = min(content, key=_rank)
+        if essence(preferred) == _FORM:  # which cannot carry the bytes of a file
+            for media_type, media in content.items():
+                fields = essence(media_type) == _MULTIPART and self._schemas.object_fields(media.schema_)
+                if fields and self._files(fields.properties):
+                    return media_type
+        return preferred
 
     def _files(self, fields: Json) -> Json:
         shown = {name: self._schemas.file(schema) for name, schema in fields.items()}
@@ -484,15 +493,12 @@ def takes_bytes(media_type: str) -> bool:
     return "*" in media_type or not essence(media_type).startswith("text/")
 
 
-def _preferred(media_types: list[str]) -> str:
-    def rank(media_type: str) -> int:
-        plain = essence(media_type)
-        if is_json(plain):
-            # JSON patch and the like only where nothing plainer is offered
-            return 0 if plain == "application/json" else 1
-        return {_FORM: 2, _MULTIPART: 3}.get(plain, 4 if plain.startswith("text/") else 5)
-
-    return min(media_types, key=rank)
+def _rank(media_type: str) -> int:
+    plain = essence(media_type)
+    if is_json(plain):
+        # JSON patch and the like only where nothing plainer is offered
+        return 0 if plain == "application/json" else 1
+    return {_FORM: 2, _MULTIPART: 3}.get(plain, 4 if plain.startswith("text/") else 5)
 
 
 def _encoding(media: _Media) -> dict[str, tuple[str, bool]]:
