@@ -647,6 +647,28 @@ async def test_null_is_sent_where_the_schema_has_it(tmp_path: Path, server: str)
         assert (await sent(tools, "a", **dict.fromkeys(fields)))["body"] == ""
 
 
+@pytest.mark.parametrize(
+    ("schema", "media_type", "sent_as"),
+    [
+        ({"type": ["string", "null"]}, "application/json", {"content": b"null"}),
+        ({"type": "object", "nullable": True}, "application/merge-patch+json", {"content": b"null"}),
+        ({"type": "string"}, "application/json", None),
+        ({"type": ["string", "null"]}, "text/plain", None),
+    ],
+)
+def test_a_required_body_is_null_where_its_schema_allows_it(
+    schema: Json, media_type: str, sent_as: Json | None
+) -> None:
+    """In JSON. It has to be given; and where no body is required, null is none."""
+    for required in (True, False):
+        body = {"required": required, "content": {media_type: {"schema": schema}}}
+        [operation] = operations(one_operation({"requestBody": body}), "it")
+        for arguments in ({"body": None}, {}):
+            null = sent_as if required and arguments else None
+            with nullcontext() if null or not required else pytest.raises(ToolFailed, match="Missing: body"):
+                assert request_of(operation, arguments).body == (null or {})
+
+
 def test_a_null_within_a_value_is_absent_outside_json() -> None:
     """In every place and style, and in the fields of forms; within JSON it stays."""
     parameters: list[Json] = [

@@ -77,7 +77,7 @@ class RequestBody:
     argument: str | None = None
     #: argument → field
     fields: Mapping[str, str] = field(default_factory=dict)
-    #: fields that may be null in JSON; for other fields, null means absent
+    #: fields that may be null in JSON, or the argument of a required body that may; else null means absent
     nullable: frozenset[str] = frozenset()
     #: fields that are files, or lists of files
     binary: frozenset[str] = frozenset()
@@ -414,7 +414,13 @@ class _ArgumentList:
             schema = {"type": "string", "description": f"the body, {media_type}{more}"}
         self._add(argument, schema, body.required, body.description)
         files = self._files(fields.properties if fields else {})
-        self.body = replace(made, argument=argument, binary=frozenset(files))
+        null = body.required and is_json(media_type) and self._schemas.allows_null(schema)
+        self.body = replace(
+            made,
+            argument=argument,
+            nullable=frozenset([argument] if null else ()),
+            binary=frozenset(files),
+        )
 
     def _add_fields(self, body: RequestBody, fields: Fields) -> None:
         arguments: dict[str, str] = {}

@@ -214,13 +214,14 @@ def _sendable(text: str, what: str) -> str:
 
 
 def _body_value(operation: ApiOperation, arguments: Json) -> Any:
-    """The body's value, before it is encoded; None if no body is sent."""
+    """The body's value, before it is encoded; None if it is null, or if no body is sent."""
     body = operation.body
     if body is None:
         return None
     if body.argument is not None:
         value = arguments.get(body.argument)
-        if value is None and body.required:
+        given = value is not None or (body.argument in arguments and body.argument in body.nullable)
+        if body.required and not given:
             raise ToolFailed(f"Missing: {body.argument}. Nothing was done.")
         return value
     fields = {
@@ -238,7 +239,7 @@ def _body_value(operation: ApiOperation, arguments: Json) -> Any:
 def _body(body: RequestBody | None, value: Any) -> tuple[str | None, dict[str, Any]]:
     """The content type (None: the HTTP client sets it, or there is no body), and the client's keyword
     argument for the body."""
-    if body is None or value is None:
+    if body is None or (value is None and body.argument not in body.nullable):
         return None, {}
     media_type = essence(body.media_type)
     if media_type == _FORM and isinstance(value, dict):
