@@ -886,6 +886,42 @@ async def test_a_body_of_any_image_has_the_type_of_its_uri(
 
 
 @pytest.mark.parametrize(
+    ("media_type", "given", "sent_as", "content"),
+    [
+        ("application/*+json", "é", "application/json", '"é"'.encode()),
+        ("text/*", "é", "text/plain; charset=utf-8", "é".encode()),
+        ("text/*", "data:text/csv,1", "text/csv", b"1"),
+        ("application/pdf", "data:text/csv,1", "application/pdf", b"1"),
+        ("text/plain; charset=iso-8859-1", "é", "text/plain; charset=iso-8859-1", b"\xe9"),
+        ('text/csv; charset="ISO-8859-1"; header=present', "é", None, b"\xe9"),
+        ('text/csv; charset="latin1"; header=present', "€", "text/csv; charset=utf-8; header=present", None),
+        ("text/plain;charset=punycode", "é", "text/plain; charset=utf-8", None),
+        ("text/plain;charset=UTF-8", "é", "text/plain;charset=UTF-8", None),
+        ("application/yaml; charset=utf-16-le", "é", None, b"\xe9\x00"),
+    ],
+)
+def test_the_media_type_says_what_is_sent(
+    media_type: str, given: str, sent_as: str | None, content: bytes | None
+) -> None:
+    """Of a range, a type within it; the charset is the declared one, or else UTF-8. So do those of parts."""
+    expected = (sent_as or media_type, content or given.encode())
+    body: Json = {"required": True, "content": {media_type: {"schema": {}}}}
+    [operation] = operations(one_operation({"requestBody": body}), "it")
+    seen = request_of(operation, {"body": given})
+    assert (seen.headers["Content-Type"], seen.body["content"]) == expected
+    if "charset" in media_type:
+        fields: Json = {"text": {"type": "string"}, "file": {"type": "string", "format": "binary"}}
+        media = {
+            "schema": {"properties": fields},
+            "encoding": {name: {"contentType": media_type} for name in fields},
+        }
+        body = {"required": True, "content": {"multipart/form-data": media}}
+        [operation] = operations(one_operation({"requestBody": body}), "it")
+        parts = request_of(operation, dict.fromkeys(fields, given)).body["files"]
+        assert [(kind, content) for _, (_, content, kind) in parts] == [expected] * 2
+
+
+@pytest.mark.parametrize(
     ("media_type", "arguments"),
     [
         ('application/json; x="€"', {"body": 1}),

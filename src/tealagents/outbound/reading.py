@@ -76,19 +76,25 @@ class Fetched(NamedTuple):
 
     @property
     def charset(self) -> str:
-        """Python's name of the charset that the server declares; "utf-8" if it declares none that is known.
-
-        Only names of text encodings count: Python has other codecs, some of which take hours for a megabyte
-        (`punycode`).
-        """
-        named = _CHARSET.search(self.headers.get("content-type", "")[:500])
-        try:
-            return codecs.lookup(named[1]).name if named and _TEXT.match(named[1]) else "utf-8"
-        except LookupError:
-            return "utf-8"
+        """Python's name of the charset that the server declares; "utf-8" if it declares no known one."""
+        return charset_of(self.headers.get("content-type", "")) or "utf-8"
 
 
-_CHARSET = re.compile(r';\s*charset="?([\w.:-]+)', re.IGNORECASE | re.ASCII)
+def charset_of(media_type: str) -> str | None:
+    """Python's name of the charset that a media type declares; None if it declares none that is known.
+
+    Only names of text encodings count: Python has other codecs, some of which take hours for a megabyte
+    (`punycode`).
+    """
+    named = CHARSET.search(media_type[:500])
+    try:
+        return codecs.lookup(named[1]).name if named and _TEXT.match(named[1]) else None
+    except LookupError:
+        return None
+
+
+#: the parameter of a media type
+CHARSET = re.compile(r';\s*charset="?([\w.:-]+)"?', re.IGNORECASE | re.ASCII)
 _TEXT = re.compile(r"utf|us|ascii|iso|latin|windows|cp|big5|gb|euc|shift|koi8|mac", re.IGNORECASE)
 
 

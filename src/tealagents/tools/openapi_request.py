@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
+from tealagents.outbound.reading import CHARSET, charset_of
 from tealagents.tools.naming import excerpt, suggestion
 from tealagents.tools.openapi_document import (
     MEDIA_TYPE,
@@ -25,7 +26,8 @@ from tealagents.tools.openapi_document import (
 )
 
 _JSON, _FORM, _MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
-_OCTETS, _NO_PARTS = "application/octet-stream", "multipart/form-data; boundary=none"
+_OCTETS, _PLAIN = "application/octet-stream", "text/plain; charset=utf-8"
+_NO_PARTS = "multipart/form-data; boundary=none"
 _STEPS = re.compile(r"[/\\]")
 _PRINTABLE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 #: A data URI (RFC 2397) up to its data: media type, parameters, `;base64`. Nothing else that begins with
@@ -249,12 +251,16 @@ def _body(body: RequestBody | None, value: Any) -> tuple[str | None, dict[str, A
         # of no parts, the client would send neither a body nor its type
         return (None, {"files": parts}) if parts else (_NO_PARTS, {"content": b"--none--\r\n"})
     if is_json(media_type):
-        content_type = _JSON if media_type == "*/*" else body.media_type
+        content_type = _JSON if "*" in media_type else body.media_type
         return content_type, {"content": json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")}
-    if not takes_bytes(media_type):
-        return body.media_type, {"content": _text(value).encode("utf-8", "replace")}
-    given, content = _bytes(_text(value))
-    return given or _OCTETS if "*" in media_type else body.media_type, {"content": content}
+    is_range = "*" in media_type  # which is not a type that a request can have
+    declared = (_PLAIN if media_type == "text/*" else _OCTETS) if is_range else body.media_type
+    text = _text(value)
+    if takes_bytes(media_type) and (uri := _data(text)):
+        given, content = uri
+        return given if given and is_range else declared, {"content": content}
+    declared, content = _encoded_as(declared, text)
+    return declared, {"content": content}
 
 
 def _form(body: RequestBody, value: Json) -> bytes:
@@ -281,23 +287,34 @@ def _parts(body: RequestBody, value: Json) -> list[tuple[str, tuple[str | None, 
     for name, field in value.items():
         named = body.types.get(name)
         for one in _present(field) if isinstance(field, list) and not _is_nested(field) else [field]:
-            if name in body.binary:
-                given, content = _bytes(_text(one))
-                parts.append((name, (name, content, given or named or _OCTETS)))
-            else:
-                usual = _JSON if isinstance(one, dict | list) else "text/plain; charset=utf-8"
-                parts.append((name, (None, _text(one).encode("utf-8", "replace"), named or usual)))
+            is_file, text = name in body.binary, _text(one)
+            usual = _OCTETS if is_file else _JSON if isinstance(one, dict | list) else _PLAIN
+            uri = _data(text) if is_file else None
+            given, content = uri or _encoded_as(named or usual, text)
+            parts.append((name, (name if is_file else None, content, given or named or usual)))
     return parts
 
 
-def _bytes(text: str) -> tuple[str | None, bytes]:
-    """The media type that a data URI names, if any, and its bytes; those of another text.
+def _encoded_as(media_type: str, text: str) -> tuple[str, bytes]:
+    """The text in the charset of a media type. If Python does not know it, or it lacks a character, the
+    charset is UTF-8, and the media type says so."""
+    charset = charset_of(media_type)
+    try:
+        if charset:
+            return media_type, text.encode(charset)
+    except UnicodeError:
+        pass
+    return CHARSET.sub("; charset=utf-8", media_type), text.encode("utf-8", "replace")
+
+
+def _data(text: str) -> tuple[str | None, bytes] | None:
+    """The media type that a data URI names, if any, and its bytes; None for other text.
 
     `ToolFailed` for a data URI that is not base64, although it says so.
     """
     uri = _DATA_URI.match(text)
     if not uri:
-        return None, text.encode("utf-8", "replace")
+        return None
     given, data = uri[1], text[uri.end() :]
     try:
         content = base64.b64decode(data, validate=True) if uri[2] else unquote_to_bytes(data)
