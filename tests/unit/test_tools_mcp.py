@@ -1000,6 +1000,70 @@ async def test_a_session_that_the_server_has_forgotten_is_not_ended_there() -> N
             assert "DELETE" not in seen
 
 
+def refusal_of(message: dict[str, Any], status: int, text: str, *, own_id: bool | None) -> Response:
+    """JSON-RPC, with the id of the message or without one; None: a plain text."""
+    if own_id is None:
+        return PlainTextResponse(text, status)
+    error = {"code": -32000, "message": text}
+    body = {"jsonrpc": "2.0", "id": message["id"] if own_id else None, "error": error}
+    return JSONResponse(body, status_code=status)
+
+
+@pytest.mark.parametrize("status", [400, 404])
+@pytest.mark.parametrize("own_id", [True, False, None], ids=["own id", "no id", "no JSON"])
+async def test_a_call_that_is_refused_since_its_session_is_forgotten_is_made_in_the_next_one(
+    status: int, own_id: bool | None
+) -> None:
+    """With 404 by the specification, with 400 from many servers; some name the request that they refuse."""
+    seen = list[str]()
+
+    async def forgetful(request: Request, message: dict[str, Any]) -> Response | None:
+        seen.append(message.get("method", ""))
+        text = "Bad Request: No valid session ID provided"
+        if "tools/call" not in seen or seen.count("initialize") > 1 or not message:
+            return None
+        return refusal_of(message, status, text, own_id=own_id)
+
+    with served(Starlette(routes=[mcp_route("count", forgetful)])) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED) as server:
+            assert await call(server, "count") == "count"
+    assert seen.count("tools/call") == seen.count("initialize") == 2
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["session stays", "session ends with it"])
+@pytest.mark.parametrize(("status", "own_id"), [(400, True), (404, True), (400, None)])
+async def test_a_call_that_its_tool_refuses_is_made_once_whatever_it_says_of_sessions(
+    status: int, own_id: bool | None, is_lost: bool
+) -> None:
+    """It may mean those of a browser. The other calls of the MCP session continue."""
+    seen = list[Any]()
+    refused = asyncio.Event()
+
+    async def refusing(request: Request, message: dict[str, Any]) -> Response | None:
+        what = message.get("params", {}).get("arguments") or message.get("method", "")
+        seen.append(what)
+        if what == {"session_id": "zz"}:
+            text = "Invalid params: unknown browser session_id 'zz'"
+            return refusal_of(message, status, text, own_id=own_id)
+        if what == {"slow": True}:
+            await refused.wait()
+        elif message and is_lost and {"session_id": "zz"} in seen and seen.count("initialize") == 1:
+            return refusal_of(message, 400, "Bad Request: No valid session ID provided", own_id=False)
+        return None
+
+    with served(Starlette(routes=[mcp_route("count", refusing)])) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED) as server:
+            slow = asyncio.create_task(call(server, "count", slow=True))
+            await eventually(lambda: {"slow": True} in seen)
+            with pytest.raises(ToolFailed, match="unknown browser session_id 'zz'"):
+                await call(server, "count", session_id="zz")
+            refused.set()
+            assert await slow == "count"
+            assert await call(server, "count", next=True) == "count"
+    assert seen.count({"session_id": "zz"}) == 1
+    assert seen.count("initialize") == 1 + is_lost
+
+
 async def test_a_server_that_does_not_answer_the_end_of_a_session_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

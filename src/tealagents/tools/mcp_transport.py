@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -22,6 +22,7 @@ from mcp.client.stdio import StdioServerParameters, get_default_environment, std
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import next_request_within_origin, redirect_location
 
+from tealagents.domain.models import Json
 from tealagents.outbound.reading import BoundedClient, Unacceptable, is_stream, json_object
 from tealagents.tools.errors import ToolsetError, may_be_done
 from tealagents.tools.oauth_servers import MAX_CHALLENGE
@@ -54,8 +55,9 @@ LAST_WORDS_SECONDS = 1.0
 GET_PAUSE, LONGEST_GET_PAUSE = 1.0, 30.0
 #: the guard's reason for ending a process, written to standard error after `ended: `
 TOO_LONG = "it wrote a line that is too long to be read"
-#: most seconds for a server to accept a message that it sends no result for
+#: most seconds for a server to accept a message that it sends no result for, or to answer a ping
 NOTICE_SECONDS = 3.0
+_PING = {"jsonrpc": "2.0", "id": "ping", "method": "ping"}
 #: transient statuses: a token has expired, or the server has not noticed the end of an earlier stream
 _PASSING = frozenset({401, 408, 409, 425, 429})
 #: an unpaired UTF-16 surrogate, escaped in JSON
@@ -171,7 +173,7 @@ class ReportingClient(BoundedClient):
         if listens:
             return self._notifications(request, response)
         if response.status_code >= 400:
-            return self._refused(request, response)
+            return await self._refused(request, response)
         where = redirect_location(response)
         if where is not None and request.method == "POST" and response.status_code not in (307, 308):
             # many servers redirect after a call is done; 307 and 308 ask to repeat the call
@@ -205,19 +207,40 @@ class ReportingClient(BoundedClient):
             task.cancel()
         await super().__aexit__(*exc)
 
-    def _refused(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+    async def _refused(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         status = _status(response)
         challenge = response.headers.get("www-authenticate", "")[:MAX_CHALLENGE]
         if response.status_code == 401 or (response.status_code == 403 and "insufficient_scope" in challenge):
             return _reported(request, UNAUTHORIZED, status, challenge=challenge)
         text = response.content.decode(errors="replace")
-        if "mcp-session-id" in request.headers and _is_lost_session(response.status_code, text):
+        if await self._is_lost(request, response):
             self._is_forgotten = True
             return _reported(request, SESSION_LOST, f"{status}: {text[:MAX_REASON]}")
         if response.headers.get("content-type", "").startswith("application/json") and '"jsonrpc"' in text:
             return response
         code = OUTCOME_UNKNOWN if may_be_done(response.status_code, response.headers) else REFUSED
         return _reported(request, code, f"{status}: {text[:MAX_REASON]}".strip(": "))
+
+    async def _is_lost(self, request: httpx2.Request, refused: httpx2.Response) -> bool:
+        """Whether a request was refused since its session is lost, so that nothing was done.
+
+        A bare 404 says so (MCP, "Session Management"). Any other answer may come from the tool: it counts if
+        a ping, which does nothing, gets the same one.
+        """
+        if "mcp-session-id" not in request.headers or not _is_lost_session(refused.status_code, refused.text):
+            return False
+        if refused.status_code == 404 and not _has_id_of(request, refused):
+            return True
+        headers = request.headers.copy()
+        headers.pop("content-length", None)
+        ping = self.build_request("POST", request.url, headers=headers, json=_PING)
+        with suppress(httpx2.HTTPError, httpx2.StreamError, TimeoutError):
+            async with asyncio.timeout(self._notice_seconds):
+                async with aclosing(await super().send(ping, stream=True)) as answer:
+                    if answer.status_code == refused.status_code:  # so it is no stream, which may be endless
+                        await answer.aread()
+                        return _without_id(answer) == _without_id(refused)
+        return False
 
     def _notifications(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         """The SDK gives up on notifications after two streams that broke or were refused, however far apart.
@@ -330,6 +353,17 @@ def _is_lost_session(status: int, body: str) -> bool:
     """Whether an answer means that the session is lost: 404 by the specification, 400 from widespread
     servers."""
     return status == 404 or (status == 400 and "session" in body.lower())
+
+
+def _has_id_of(request: httpx2.Request, response: httpx2.Response) -> bool:
+    asked, answered = json_object(request.content), json_object(response.content)
+    return asked is not None and answered is not None and asked["id"] == answered.get("id")
+
+
+def _without_id(response: httpx2.Response) -> Json | str:
+    """The body, which is the same for two requests that are refused for one reason."""
+    body = json_object(response.content)
+    return response.text if body is None else {**body, "id": None}
 
 
 def _ended(request: httpx2.Request) -> httpx2.Response:
