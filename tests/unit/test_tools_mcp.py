@@ -421,6 +421,28 @@ async def test_a_listing_that_the_server_refuses_is_asked_for_again(monkeypatch:
     assert seen == [0.25, 0.5, 1, "listed"]
 
 
+@pytest.mark.parametrize("code", [-32000, -32603])
+async def test_a_listing_that_is_refused_after_a_change_ends_no_call(code: int) -> None:
+    """Whatever the code: to the SDK, -32000 is a closed connection, and to many servers any error."""
+    seen = list[str]()
+
+    async def busy(request: Request, message: dict[str, Any]) -> Response | None:
+        seen.append(message.get("method", request.method))
+        if seen[-1] == "GET":
+            return Response(": open\n\n", media_type="text/event-stream")
+        if seen[-1] == "tools/call":
+            await eventually(lambda: seen.count("tools/list") == 3)
+        if seen[-1] == "tools/list" and seen.count("tools/list") == 2:
+            error = {"code": code, "message": "busy"}
+            return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "error": error})
+        return None
+
+    with served(Starlette(routes=[mcp_route("count", busy)])) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED) as server:
+            assert await call(server, "count") == "count"
+    assert seen.count("initialize") == 1
+
+
 async def test_a_session_that_is_lost_in_a_pause_is_made_again_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,7 +138,7 @@ class MCPConnection:
             try:
                 return await self._call(client, tool, arguments)
             except MCPError as error:
-                if error.code == CONNECTION_CLOSED and await self._wrote_too_much(signals):
+                if _is_closed(error) and await self._wrote_too_much(signals):
                     raise MCPError(error.code, f"{error.message}: {TOO_LONG}", error.data) from error
                 if error.code != SESSION_LOST:
                     raise
@@ -309,7 +309,7 @@ class MCPConnection:
         try:
             return self._on_listing(await self._listed(client))
         except MCPError as error:
-            if error.code in (CONNECTION_CLOSED, SESSION_LOST):
+            if _is_closed(error) or error.code == SESSION_LOST:
                 self._lose()
             else:
                 logger.warning("MCP server %s does not list its tools: %s", self._options.name, error)
@@ -386,9 +386,15 @@ async def _probed(
     except TimeoutError:
         raise MCPError(REQUEST_TIMEOUT, "there is no answer to server/discover") from None
     except MCPError as error:
-        if error.code == CONNECTION_CLOSED and error.message == "Connection closed":
+        if _is_closed(error):
             raise ClosedAtProbe(error.message) from error
         raise
+
+
+def _is_closed(error: MCPError) -> bool:
+    """Whether the session has ended. Servers use this code of the SDK for errors of all kinds, so its text
+    decides."""
+    return error.code == CONNECTION_CLOSED and error.message == "Connection closed"
 
 
 @asynccontextmanager
