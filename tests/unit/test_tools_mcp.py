@@ -1115,6 +1115,7 @@ async def test_a_server_that_does_not_answer_the_end_of_a_session_is_not_waited_
         RedirectResponse("/result", 302),
         RedirectResponse("/result", 303),
         *(Response("gave up", media_type="text/html", status_code=status) for status in GAVE_UP),
+        JSONResponse({"jsonrpc": "2.0", "id": None, "error": {"code": -32603, "message": "late"}}, 504),
     ],
     ids=[
         "another type",
@@ -1125,6 +1126,7 @@ async def test_a_server_that_does_not_answer_the_end_of_a_session_is_not_waited_
         "found",
         "see other",
         *map(str, GAVE_UP),
+        "a gateway's error",
     ],
 )
 async def test_what_was_done_by_a_call_whose_answer_cannot_be_read_is_unknown(answer: Response) -> None:

@@ -216,9 +216,12 @@ class ReportingClient(BoundedClient):
         if await self._is_lost(request, response):
             self._is_forgotten = True
             return _reported(request, SESSION_LOST, f"{status}: {text[:MAX_REASON]}")
-        if response.headers.get("content-type", "").startswith("application/json") and '"jsonrpc"' in text:
+        is_in_doubt = may_be_done(response.status_code, response.headers)
+        is_json = response.headers.get("content-type", "").startswith("application/json")
+        # gateways write JSON-RPC as well, without the id of a request that they gave up on
+        if is_json and '"jsonrpc"' in text and (not is_in_doubt or _has_id_of(request, response)):
             return response
-        code = OUTCOME_UNKNOWN if may_be_done(response.status_code, response.headers) else REFUSED
+        code = OUTCOME_UNKNOWN if is_in_doubt else REFUSED
         return _reported(request, code, f"{status}: {text[:MAX_REASON]}".strip(": "))
 
     async def _is_lost(self, request: httpx2.Request, refused: httpx2.Response) -> bool:
