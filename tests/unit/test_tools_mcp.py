@@ -1052,6 +1052,26 @@ async def test_a_call_that_is_refused_since_its_session_is_forgotten_is_made_in_
     assert seen.count("tools/call") == seen.count("initialize") == 2
 
 
+async def test_calls_that_are_refused_together_since_their_session_is_forgotten_are_all_made_in_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a restart of the server: the first refusal does not end the others as unknown."""
+    monkeypatch.setattr("tealagents.tools.mcp_connection.LAST_ANSWERS_SECONDS", PATIENCE)
+    seen = list[str]()
+
+    async def forgetful(request: Request, message: dict[str, Any]) -> Response | None:
+        seen.append(message.get("method", ""))
+        if seen[-1] == "tools/call" and seen.count("initialize") == 1:
+            return Response(status_code=404)
+        return None
+
+    with served(Starlette(routes=[mcp_route("count", forgetful)])) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED) as server:
+            calls = [call(server, "count") for _ in range(20)]
+            assert await asyncio.gather(*calls) == ["count"] * 20
+    assert (seen.count("initialize"), seen.count("tools/call")) == (2, 40)
+
+
 @pytest.mark.parametrize("is_lost", [False, True], ids=["session stays", "session ends with it"])
 @pytest.mark.parametrize(("status", "own_id"), [(400, True), (404, True), (400, None)])
 async def test_a_call_that_its_tool_refuses_is_made_once_whatever_it_says_of_sessions(

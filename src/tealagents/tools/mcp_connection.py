@@ -6,8 +6,14 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -43,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 #: seconds before the first attempt to reconnect, and the longest pause between two attempts
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+#: seconds for which a session that was lost is kept for the answers of its other calls: refused as well, they
+#: can be made again
+LAST_ANSWERS_SECONDS = 2.0
 #: most pages of a listing, and most tools of a server
 MAX_PAGES, MAX_TOOLS = 200, 2_000
 #: most characters of a listing, and most values: processing it blocks the event loop
@@ -64,13 +73,28 @@ class ClosedAtProbe(Exception):
 
 
 class Signals:
-    """What a session's task waits for: the listing has changed, or the session is over."""
+    """What a session's task waits for: the listing has changed, the session is over, its calls have ended."""
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
         #: set once the session is closed, and the last output of a child process has been read
         self.closed = asyncio.Event()
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def of_call(self) -> Iterator[None]:
+        """Inside this context, a call of the session is under way."""
+        self._calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
 
     def changed(self) -> None:
         self._wake.set()
@@ -88,6 +112,10 @@ class Signals:
     async def of_end(self) -> None:
         """Returns once the session is over."""
         await self._over.wait()
+
+    async def of_last_answer(self) -> None:
+        """Returns once no call is under way."""
+        await self._idle.wait()
 
 
 class MCPConnection:
@@ -162,7 +190,8 @@ class MCPConnection:
 
     async def _call(self, client: Client, tool: str, arguments: Json) -> types.CallToolResult:
         timeout = self._options.call_seconds or _NO_LIMIT
-        return await client.call_tool(tool, arguments, read_timeout_seconds=timeout)
+        with self._signals.of_call():
+            return await client.call_tool(tool, arguments, read_timeout_seconds=timeout)
 
     async def _session(self) -> Client:
         try:
@@ -262,6 +291,9 @@ class MCPConnection:
                         group.start_soon(self._listen, client)
                     group.start_soon(self._watch, client)
                     await self._signals.of_end()
+                    if self._scope.deadline == math.inf:  # lost, not closed
+                        with anyio.move_on_after(LAST_ANSWERS_SECONDS):
+                            await self._signals.of_last_answer()
                     group.cancel_scope.cancel()
             finally:
                 self._client = None
