@@ -359,8 +359,9 @@ def _is_lost_session(status: int, body: str) -> bool:
 
 
 def _has_id_of(request: httpx2.Request, response: httpx2.Response) -> bool:
-    asked, answered = json_object(request.content), json_object(response.content)
-    return asked is not None and answered is not None and asked["id"] == answered.get("id")
+    """Whether this answers the request by its id; a notification has none."""
+    asked, answered = json_object(request.content) or {}, json_object(response.content) or {}
+    return asked.get("id") is not None and asked["id"] == answered.get("id")
 
 
 def _without_id(response: httpx2.Response) -> Json | str:
