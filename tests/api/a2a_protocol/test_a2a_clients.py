@@ -120,6 +120,19 @@ def test_streams_of_the_version_before_say_in_the_stream_what_is_refused(service
         assert (refused.status_code, refused.headers["content-type"]) == (401, "application/json")
 
 
+@pytest.mark.parametrize("configuration", [{}, {"historyLength": 1}, {"historyLength": 0}])
+def test_a_stream_of_the_version_before_begins_with_what_the_user_has_said(
+    service: ServiceThread, configuration: dict[str, Any]
+) -> None:
+    """In the task's history, whose length that version does not limit by 0."""
+    with service.client() as client:
+        sent = {**legacy("hello"), "configuration": configuration}
+        task = streamed(client, "message/stream", sent)[0]["result"]
+    [said] = task["history"]
+    assert (said["role"], said["parts"]) == ("user", [{"kind": "text", "text": "hello"}])
+    assert (said["taskId"], said["contextId"]) == (task["id"], task["contextId"])
+
+
 def file_part(encoded: str, **of_part: Any) -> dict[str, Any]:
     return {"kind": "file", "file": {"bytes": encoded, "mimeType": "image/png"}, **of_part}
 

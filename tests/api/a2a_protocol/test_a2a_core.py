@@ -390,6 +390,40 @@ def test_a_stream_begins_with_the_task_and_ends_with_it(wire: Wire) -> None:
     assert streamed_text(events) == answer(wire.get(task["id"]))
 
 
+def test_a_stream_begins_with_what_the_user_has_said(wire: Wire, release: Callable[[], None]) -> None:
+    """In the task's history, where some clients look for the id of the context; nothing of the answer is
+    there, also when the message is sent again. A `historyLength` of 0 leaves it out."""
+    sent = {"message": message("until released")}
+    stream = wire.stream("SendStreamingMessage", sent)
+    task = next(stream)["task"]
+    [said] = task["history"]
+    assert (said["role"], said["parts"]) == ("ROLE_USER", [{"text": "until released"}])
+    assert (said["taskId"], said["contextId"]) == (task["id"], task["contextId"])
+    follower = wire.stream("SubscribeToTask", {"id": task["id"]})
+    assert next(follower)["task"]["history"] == [said]
+    release()
+    assert list(follower) == list(stream)
+    assert wire.get(task["id"])["history"][0] == said
+    for configuration, shown in (({}, [said]), ({"historyLength": 5}, [said]), ({"historyLength": 0}, None)):
+        again = {**sent, "configuration": configuration}
+        assert next(wire.stream("SendStreamingMessage", again))["task"].get("history") == shown
+
+
+def test_a_stream_of_a_task_that_waits_its_turn_begins_with_what_the_user_has_said() -> None:
+    """With the id that the message keeps."""
+    serving = working_service(ENQUEUES, protocols=["a2a"], concurrency="enqueue")
+    with serving as (service, offline), Wire(service, BINDINGS[0]) as wire:
+        first = wire.result("SendMessage", _at_once("until released"))["task"]
+        sent = {"message": message("hello", contextId=first["contextId"])}
+        updates = wire.stream("SendStreamingMessage", sent)
+        task = next(updates)["task"]
+        assert state(task) == "SUBMITTED"
+        assert [each["parts"] for each in task["history"]] == [[{"text": "hello"}]]
+        offline.release()
+        assert state(list(updates)[-1]["statusUpdate"]) == "COMPLETED"
+        assert wire.get(task["id"])["history"][:1] == task["history"]
+
+
 @pytest.mark.parametrize("words", ["count to three", "break"])
 def test_a_stream_of_a_message_that_was_answered_ends_once(wire: Wire, words: str) -> None:
     """The updates come again; no state that ends a task comes before the last of them. [CORE-STREAM-003]"""

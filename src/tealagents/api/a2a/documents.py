@@ -23,7 +23,7 @@ def task(record: RequestRecord, messages: Iterable[Message] = ()) -> Json:
     shown = {
         "status": paused(record.pause) if record.pause else {**now, "timestamp": at},
         "artifacts": [artifact(record.output)] if record.output or record.status == "Completed" else [],
-        "history": [_said(record, m.message_id, [_part(i) for i in m.items], m.role) for m in messages],
+        "history": [_said(record, m.message_id, [*map(_part, m.items)], m.role) for m in messages if m.items],
     }
     return {"id": record.request_id, "contextId": record.task_id, **{k: v for k, v in shown.items() if v}}
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from a2a.compat.v0_3.conversions import to_compat_stream_response
-from a2a.compat.v0_3.types import TaskStatusUpdateEvent
+from a2a.compat.v0_3 import conversions, types
 from a2a.types import a2a_pb2 as pb
 from google.protobuf.json_format import ParseDict
 from msgspec.structs import replace
@@ -14,7 +13,7 @@ from tealagents.api.a2a.errors import document
 from tealagents.api.folding import EventFold
 from tealagents.api.gate import AdmittedCall
 from tealagents.domain.errors import TealError
-from tealagents.domain.models import ENDED, Approval, Failure, Json, Outcome, RequestRecord
+from tealagents.domain.models import ENDED, Approval, Failure, Json, Message, Outcome, RequestRecord
 from tealagents.state.codec import encode_json
 
 
@@ -29,9 +28,9 @@ def envelope(call: AdmittedCall) -> Callable[[Json], bytes]:
 
 
 def _legacy(said: Json, call: AdmittedCall) -> bytes:
-    converted = to_compat_stream_response(ParseDict(said, pb.StreamResponse()), call.rpc_id)
+    converted = conversions.to_compat_stream_response(ParseDict(said, pb.StreamResponse()), call.rpc_id)
     update = converted.result
-    if isinstance(update, TaskStatusUpdateEvent) and update.status.state.endswith("-required"):
+    if isinstance(update, types.TaskStatusUpdateEvent) and update.status.state.endswith("-required"):
         update.final = call.rpc_method == "message/stream"  # a subscription continues behind a pause
     return converted.model_dump_json(by_alias=True, exclude_none=True).encode()
 
@@ -39,12 +38,12 @@ def _legacy(said: Json, call: AdmittedCall) -> bytes:
 class Updates(EventFold):
     """One request's events, behind its task as it was. Text beside tool calls is replaced by what follows."""
 
-    def __init__(self, record: RequestRecord, call: AdmittedCall) -> None:
+    def __init__(self, record: RequestRecord, call: AdmittedCall, message: Message | None = None) -> None:
         self._record, self._call, self._wrap = record, call, envelope(call)
         self._ids = {"taskId": record.request_id, "contextId": record.task_id}
         if record.status in ENDED:  # sent again: as it was before its updates, since an end closes a stream
             record = replace(record, status="Running", output="", error=None, ended_at=None)
-        super().__init__(self._frame({"task": documents.task(record)}))
+        super().__init__(self._frame({"task": documents.task(record, [message] if message else ())}))
         # the bytes before and after a delta's text, for the first and for later ones: a frame cut at `""`
         self._around = [self._answer("", append=more).rpartition(b'""') for more in (False, True)]
 

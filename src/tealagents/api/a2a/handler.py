@@ -54,12 +54,24 @@ class Handler(RequestHandler):
         call.response = Response(found, media_type="application/json" if call.is_rpc else A2A_JSON)
 
     async def on_message_send_stream(self, params: Any, context: ServerCallContext) -> AsyncGenerator[Any]:
-        yield await self._send_streaming(params, context)
+        yield await self._stream(params, context)
+
+    on_subscribe_to_task = on_message_send_stream
 
     @_answers
-    async def _send_streaming(self, params: pb.SendMessageRequest, call: AdmittedCall) -> None:
-        view = await self._begin(params, call, streamed=True)
-        call.response = self._exchange.stream(view, Updates(view.record, call))
+    async def _stream(self, params: Any, call: AdmittedCall) -> None:
+        """Streams the updates behind the task, which has the user's message unless `historyLength` is 0."""
+        if isinstance(params, pb.SendMessageRequest):
+            view, events = await self._begin(params, call, streamed=True), None
+            limits = params.configuration
+            shown = bool(limits.history_length) or not limits.HasField("history_length")
+        else:
+            view, shown = await requests.own(self._exchange, call.caller, params.id), True
+            if view.record.status in ENDED:
+                raise errors.UnsupportedOperationError("The task has ended. Read it by its id.")
+            events = requests.to_the_end(self._exchange, view)
+        said = await requests.user_message(self._exchange, view.partition, view.record) if shown else None
+        call.response = self._exchange.stream(view, Updates(view.record, call, said), events=events)
 
     @bodies.fields_as(items="message.parts", body="message.parts", metadata="message.metadata")
     async def _begin(self, params: pb.SendMessageRequest, call: AdmittedCall, streamed: bool) -> RequestView:
@@ -94,17 +106,6 @@ class Handler(RequestHandler):
         if (command := decisions.of_message(said, record, "message.parts")) is None:
             raise errors.UnsupportedOperationError("It takes no messages. Send its contextId without taskId.")
         return await self._exchange.decide(call.caller, record.request_id, command, **how)
-
-    async def on_subscribe_to_task(self, params: Any, context: ServerCallContext) -> AsyncGenerator[Any]:
-        yield await self._subscribe(params, context)
-
-    @_answers
-    async def _subscribe(self, params: pb.SubscribeToTaskRequest, call: AdmittedCall) -> None:
-        view = await requests.own(self._exchange, call.caller, params.id)
-        if view.record.status in ENDED:
-            raise errors.UnsupportedOperationError("The task has ended. Read it by its id.")
-        events = requests.to_the_end(self._exchange, view)
-        call.response = self._exchange.stream(view, Updates(view.record, call), events=events)
 
     @_answers
     async def on_get_task(self, params: pb.GetTaskRequest, call: AdmittedCall) -> pb.Task:
