@@ -76,9 +76,8 @@ class Named(Struct, frozen=True):
         head = self.head
         if head is None or head.checkpoint_id is None or not head.idle or head.status != "Completed":
             return None
-        records, key = self.exchange.records, keys.request(head.checkpoint_id)
-        found = await records.get(self.partition, key, RequestRecord)
-        answer = found.value.output.rstrip() if found else ""  # some pages leave out spaces at the end
+        found = await self._request(head.checkpoint_id)
+        answer = found.output.rstrip() if found else ""  # some pages leave out spaces at the end
         return None if len(shown) < len(answer) and answer.startswith(shown) else head.tail_seq
 
     async def pause(self, approval_id: str) -> Approval | None:
@@ -168,11 +167,7 @@ class Named(Struct, frozen=True):
 
     async def _request(self, request_id: str | None) -> RequestRecord | None:
         """One of this task's requests."""
-        if request_id is None:
-            return None
-        key = keys.request(request_id)
-        found = await self.exchange.records.get(self.partition, key, RequestRecord)
-        return found.value if found is not None and found.value.task_id == self.task_id else None
+        return await self.exchange.tasks.request_of(self.partition, self.task_id, request_id)
 
     async def settled(self, request_ids: Set[str | None]) -> "Named":
         """The task once its running request has ended or paused, where that is one of these."""

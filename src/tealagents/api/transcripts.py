@@ -26,7 +26,6 @@ from tealagents.domain.models import (
     Role,
 )
 from tealagents.engine.resuming import answers
-from tealagents.state import keys
 from tealagents.state.decisions import is_decision
 from tealagents.state.history import Round
 
@@ -91,10 +90,10 @@ async def _path(exchange: Exchange, partition: str, record: RequestRecord, head:
     a rollback, together with what it continued: then this is the path of its checkpoint."""
     if record.parent is None or head.is_occupied_by(record.request_id):
         return head.path
-    found = await exchange.records.get(partition, keys.request(record.parent), RequestRecord)
-    if found is None or paths.split(head.path, found.value.last_seq)[0] == found.value.path:
+    found = await exchange.tasks.request_of(partition, record.task_id, record.parent)
+    if found is None or paths.split(head.path, found.last_seq)[0] == found.path:
         return head.path
-    return found.value.path
+    return found.path
 
 
 def continues(stretch: Stretch, seen: str | None) -> bool:
@@ -210,8 +209,7 @@ async def _request_of(exchange: Exchange, partition: str, head: Head, item: str)
     elif not names.is_of_answer(item):
         pause = await requests.find_pause(exchange, partition, name)
         name = pause.request_id if pause is not None else name
-    found = await exchange.records.get(partition, keys.request(name), RequestRecord)
-    return found.value if found is not None and found.value.task_id == head.task_id else None
+    return await exchange.tasks.request_of(partition, head.task_id, name)
 
 
 async def _stretches(exchange: Exchange, caller: Caller, partition: str, request_id: str) -> list[Stretch]:

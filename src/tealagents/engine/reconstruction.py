@@ -111,7 +111,7 @@ class Reconstruction:
         head = (await self._tasks.head(partition, record.task_id, reading=True)).value
         logged = await self._tasks.history.entries_of(partition, record, head.tail_seq)
         call = _found(logged, step_id, record.request_id)
-        parent = await self._parent(partition, record)
+        parent = await self._tasks.request_of(partition, record.task_id, record.parent)
         path = _path_before(record, head)
         before = path if path is not None else parent.path if parent else ()
         history = await self._history(partition, record.task_id, before, _view(call.steps))
@@ -127,12 +127,6 @@ class Reconstruction:
         return ReconstructedPrompt(
             call.step, tuple(parts), tuple(self._gaps(record, path, parts, missing=missing))
         )
-
-    async def _parent(self, partition: str, record: RequestRecord) -> RequestRecord | None:
-        if record.parent is None:
-            return None
-        found = await self._tasks.records.get(partition, keys.request(record.parent), RequestRecord)
-        return found.value if found is not None and found.value.task_id == record.task_id else None
 
     async def _setup(self, partition: str, record: RequestRecord, pauses: int) -> RequestSetup:
         """The request's setup after `pauses` decisions, until the next one."""

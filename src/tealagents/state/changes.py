@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotFound, TaskBusy
 from tealagents.domain.json_limits import TOO_SLOW, too_slow
-from tealagents.domain.models import ENDED, Head, Json, Note, RequestRecord, User
-from tealagents.state import keys
+from tealagents.domain.models import ENDED, Head, Json, Note, User
 from tealagents.state.codec import encode_json
 from tealagents.state.new_message import Earlier, check_earlier
 from tealagents.state.new_task import resent
@@ -81,12 +80,11 @@ class Changes:
 
     async def rollback(self, partition: str, task_id: str, actor: User, checkpoint_id: str) -> Head:
         """Makes an earlier (or later) checkpoint the current one. Nothing is erased."""
-        found = await self._records.get(partition, keys.request(checkpoint_id), RequestRecord)
-        target = found.value if found else None
-        if target is None or target.task_id != task_id or target.status != "Completed":
+        target = await self._tasks.request_of(partition, task_id, checkpoint_id)
+        if target is None or target.status != "Completed":
             # a running or paused request may still become this checkpoint: then the task is busy
             head = _free((await self._tasks.head(partition, task_id)).value)
-            if target is not None and target.task_id == task_id and target.status not in ENDED and head.idle:
+            if target is not None and target.status not in ENDED and head.idle:
                 await self._tasks.request(partition, checkpoint_id)  # has ended meanwhile, or is damaged
                 return await self.rollback(partition, task_id, actor, checkpoint_id)
             raise NotFound(

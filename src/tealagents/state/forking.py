@@ -112,12 +112,8 @@ async def _path(
         return paths.current_path(source), None
     if checkpoint_id is None:
         return (), None
-    found = await tasks.records.get(partition, keys.request(checkpoint_id), RequestRecord)
-    if found is None or found.value.task_id != source.task_id or found.value.status != "Completed":
-        raise NotFound(
-            f"The task {source.task_id} has no checkpoint {checkpoint_id}.", task_id=source.task_id
-        )
-    return found.value.path, found.value.remote_id
+    found = await tasks.checkpoint(partition, source.task_id, checkpoint_id)
+    return found.path, found.remote_id
 
 
 def _tried(source: Head, path: Path, failed: RequestRecord) -> Path:

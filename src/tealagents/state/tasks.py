@@ -154,6 +154,20 @@ class Tasks:
                 )
         return found
 
+    async def request_of(self, partition: str, task_id: str, request_id: str | None) -> RequestRecord | None:
+        """A request of a task, as it was written; None if the task has none with this id."""
+        if request_id is None:
+            return None
+        found = await self.records.get(partition, keys.request(request_id), RequestRecord)
+        return found.value if found is not None and found.value.task_id == task_id else None
+
+    async def checkpoint(self, partition: str, task_id: str, checkpoint_id: str) -> RequestRecord:
+        """The completed request that made a checkpoint of a task. `NotFound`."""
+        found = await self.request_of(partition, task_id, checkpoint_id)
+        if found is None or found.status != "Completed":
+            raise NotFound(f"The task {task_id} has no checkpoint {checkpoint_id}.", task_id=task_id)
+        return found
+
     # --- ending what is due ---------------------------------------------------------------------
 
     async def end_due(self, partition: str, found: Stored[Head], *, reading: bool = False) -> Stored[Head]:

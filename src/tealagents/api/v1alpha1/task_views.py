@@ -10,8 +10,7 @@ from tealagents.api.v1alpha1.context import READ_CODES, number_cursor, place
 from tealagents.api.v1alpha1.parameters import Limit, OfCheckpoint, Position, TaskId, WithParents
 from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain import ids, paths
-from tealagents.domain.errors import NotFound
-from tealagents.domain.models import Path, RequestRecord
+from tealagents.domain.models import Path
 from tealagents.state import keys
 
 routes = Routes(prefix="/tasks", tags=["tasks"])
@@ -113,7 +112,4 @@ async def _path(exchange: Exchange, partition: str, task_id: str, checkpoint_id:
     if checkpoint_id is None:
         return paths.current_path(head)
     name = ids.canonical(checkpoint_id, "checkpoint_id")
-    found = await exchange.records.get(partition, keys.request(name), RequestRecord)
-    if found is None or found.value.task_id != task_id or found.value.status != "Completed":
-        raise NotFound(f"The task {task_id} has no checkpoint {name}.", task_id=task_id)
-    return found.value.path
+    return (await exchange.tasks.checkpoint(partition, task_id, name)).path
