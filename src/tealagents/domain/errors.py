@@ -55,7 +55,7 @@ class TealError(_Copied):
     def __init__(self, detail: str, /, *, retry_after: float | None = None, **ids: str | None) -> None:
         super().__init__(detail)
         self.detail = detail
-        #: seconds after which to retry; None: no advice
+        #: seconds after which to retry, if this error knows them: otherwise its code decides (`api/http.py`)
         self.retry_after = retry_after
         self.ids: dict[str, str] = {name: value for name, value in ids.items() if value is not None}
 
@@ -142,7 +142,8 @@ class TaskBusy(Refusal):
     code = "task_busy"
 
     def __init__(self, detail: str = "The task is answering another message.", /, **ids: str) -> None:
-        super().__init__(detail, retry_after=1, **ids)
+        super().__init__(detail)
+        self.with_ids(**ids)
 
 
 class CheckpointMoved(TaskBusy):
@@ -184,7 +185,8 @@ class RequestInProgress(Refusal):
     code = "request_in_progress"
 
     def __init__(self, **ids: str) -> None:
-        super().__init__("The first request under this idempotency key still runs.", retry_after=1, **ids)
+        super().__init__("The first request under this idempotency key still runs.")
+        self.with_ids(**ids)
 
 
 class AlreadyExists(Refusal):
@@ -200,10 +202,9 @@ class Overloaded(Refusal):
 
     code = "overloaded"
 
-    def __init__(
-        self, detail: str, *, per_user: bool = False, retry_after: float = 1, **ids: str | None
-    ) -> None:
-        super().__init__(detail, retry_after=retry_after, **ids)
+    def __init__(self, detail: str, *, per_user: bool = False, **ids: str | None) -> None:
+        super().__init__(detail)
+        self.with_ids(**ids)
         self.per_user = per_user
 
 
@@ -211,9 +212,7 @@ class Draining(Refusal):
     code = "draining"
 
     def __init__(self, action: str = "Send the message again") -> None:
-        super().__init__(
-            f"This process is shutting down. {action}: another process will take it.", retry_after=1
-        )
+        super().__init__(f"This process is shutting down. {action}: another process will take it.")
 
 
 class AuthUnavailable(Refusal):

@@ -306,8 +306,7 @@ class _Attempt:
         most = self._tasks.rules.max_queued
         if len(head.queue) >= most:
             raise Overloaded(
-                f"Too many messages wait on this task (at most {most}). Wait for one to end.",
-                retry_after=1,
+                f"Too many messages wait on this task (at most {most}). Wait for one to end."
             ).with_ids(**head.ids)
 
     async def _refuse_session(self, head: Head, session_id: str) -> None:

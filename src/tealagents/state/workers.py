@@ -110,7 +110,7 @@ class Lease:
                 await self._lose("it could not be renewed in time")
         if not self.held:
             raise PersistenceUnavailable(
-                "This process could not renew its lease at the store. Try again shortly.", retry_after=2
+                "This process could not renew its lease at the store. Try again shortly."
             )
 
     async def start(self) -> None:

@@ -238,7 +238,7 @@ class Turns:
         if not isinstance(error, TimeoutError):
             return error
         if self._interrupted:
-            return Interrupted("The process is shutting down. Send the message again.", retry_after=1)
+            return Interrupted("The process is shutting down. Send the message again.")
         return RequestTimeout(
             f"The request took longer than {self._plan.limits.request_timeout_seconds:g} seconds."
         )
