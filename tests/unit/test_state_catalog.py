@@ -218,7 +218,7 @@ async def test_a_page_of_checkpoints_costs_no_more_than_the_largest_one() -> Non
         while before is not None:
             store.operations.clear()
             page, before = await here.tasks.history.completions(
-                here.partition(), first.task_id, tail, before=before, limit=1
+                here.partition(), first.task_id, before - 1, limit=1
             )
             assert store.operations.total() <= PAGE_ENDS // 2
             found += [end.request_id for end in page]

@@ -204,16 +204,15 @@ class History:
         return found, None
 
     async def completions(
-        self, partition: str, task_id: str, tail: int, *, before: int | None = None, limit: int
+        self, partition: str, task_id: str, tail: int, *, limit: int
     ) -> tuple[list[RequestEnd], int | None]:
-        """A page of the completed requests, newest first, and the number to continue before.
+        """A page of the requests completed by entry `tail`, newest first, and the number to continue before.
 
         It may be short, even empty: it looks at no more than `PAGE_ENDS` requests, completed or not.
         """
         found: list[RequestEnd] = []
         last = looked = 0
-        path = whole(tail if before is None else before - 1)
-        async for logged in self.backwards(partition, task_id, path, request_start):
+        async for logged in self.backwards(partition, task_id, whole(tail), request_start):
             if not isinstance(logged.body, RequestEnd):
                 continue
             completed = logged.body.status == "Completed"

@@ -95,10 +95,8 @@ async def list_checkpoints(
     exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
     before = number_cursor(cursor) if cursor is not None else None
     head = (await exchange.tasks.head(partition, name, reading=True)).value
-    below = head.tail_seq + 1 if before is None else min(before, head.tail_seq + 1)
-    found, more = await exchange.history.completions(
-        partition, name, head.tail_seq, before=below, limit=limit
-    )
+    tail = head.tail_seq if before is None else min(before - 1, head.tail_seq)
+    found, more = await exchange.history.completions(partition, name, tail, limit=limit)
     items = [documents.checkpoint(end, head.checkpoint_id) for end in found]
     if parents:
         known = await exchange.catalog.parents(partition, name, [end.request_id for end in found])
