@@ -153,5 +153,4 @@ class ThreadStore:
     async def _drop(self, name: str, old: BlobRef | None) -> None:
         """Erases the chunks of a version that was not saved or has been replaced."""
         if old is not None:
-            chunks = [keys.blob(name, old.blob, number) for number in range(old.pieces)]
-            await self._records.delete(self._partition, chunks)
+            await self._records.delete(self._partition, old.keys(name))
