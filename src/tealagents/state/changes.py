@@ -7,14 +7,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotFound, TaskBusy
+from tealagents.domain.errors import InvalidRequest, NotFound
 from tealagents.domain.json_limits import TOO_SLOW, too_slow
 from tealagents.domain.models import ENDED, Head, Json, Note, User
 from tealagents.state.codec import encode_json
 from tealagents.state.new_message import Earlier, check_earlier
 from tealagents.state.new_task import resent
 from tealagents.state.records import Stored
-from tealagents.state.tasks import Tasks
+from tealagents.state.tasks import Tasks, occupied
 from tealagents.state.transitions import Transition, changed
 
 #: the largest metadata of a task, in bytes of JSON: it is written with every turn
@@ -119,11 +119,8 @@ class Changes:
 
 def _free(head: Head) -> Head:
     """The head of a task in which nothing runs or waits for a human. `TaskBusy`, `ApprovalPending`."""
-    if head.running is not None:
-        raise TaskBusy(request_id=head.running.request_id, **head.ids)
-    if (pending := head.pending) is not None:
-        where = {"request_id": pending.request_id, "approval_id": pending.approval_id}
-        raise ApprovalPending().with_ids(**where, **head.ids)
+    if head.occupant is not None:
+        raise occupied(head, head.occupant)
     return head
 
 

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from tealagents.domain import ids
 from tealagents.domain.errors import (
     AlreadyExists,
-    ApprovalPending,
     CheckpointMoved,
     Conflict,
     CorruptState,
@@ -18,7 +17,6 @@ from tealagents.domain.errors import (
     NotOwner,
     Overloaded,
     SessionMismatch,
-    TaskBusy,
 )
 from tealagents.domain.models import (
     Caller,
@@ -43,7 +41,7 @@ from tealagents.state.new_task import new_task
 from tealagents.state.queue import QueuedRequest, keep_waiting
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
-from tealagents.state.tasks import Tasks
+from tealagents.state.tasks import Tasks, occupied
 from tealagents.state.transitions import Transition, queued, received
 
 #: task id → the log (`Head.log_id`) whose messages are cached, and the first numbers of the log records to
@@ -278,7 +276,7 @@ class _Attempt:
             if head.running is not None and tasks.rules.concurrency in ("interrupt", "rollback"):
                 return GivesWay(partition, head.running.request_id)
             if head.running is not None:
-                raise TaskBusy(request_id=head.running.request_id, **head.ids)
+                raise occupied(head, head.running)
         return self._received(head, now)
 
     def _check_place(self, head: Head) -> None:
@@ -295,8 +293,7 @@ class _Attempt:
         head, pending = stored.value, stored.value.pending
         assert pending is not None
         if not self._message.supersede:
-            where = {"request_id": pending.request_id, "approval_id": pending.approval_id}
-            raise ApprovalPending().with_ids(**where, **head.ids)
+            raise occupied(head, pending)
         if head.queue:  # the message will be queued; if there is no room, it must not end the pause
             self._check_room(head)
         actor = self._caller.user.key

@@ -14,10 +14,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain.errors import (
+    ApprovalPending,
     Conflict,
     CorruptState,
     NotFound,
     PersistenceUnavailable,
+    TaskBusy,
+    TealError,
 )
 from tealagents.domain.models import (
     ENDED,
@@ -27,6 +30,7 @@ from tealagents.domain.models import (
     Head,
     IdempotencyRecord,
     Outcome,
+    Pending,
     Queued,
     RequestRecord,
     Running,
@@ -356,6 +360,14 @@ def next_look(expires_at: datetime, now: datetime) -> float:
     After that, the intervals grow, since the store's clock, which decides, may be behind the caller's.
     """
     return max(abs((expires_at - now).total_seconds()), SOONEST_LOOK_SECONDS)
+
+
+def occupied(head: Head, by: Running | Pending) -> TealError:
+    """The refusal of what a task cannot take while a request runs on it or waits for a human."""
+    if isinstance(by, Running):
+        return TaskBusy(request_id=by.request_id, **head.ids)
+    where = {"request_id": by.request_id, "approval_id": by.approval_id}
+    return ApprovalPending().with_ids(**where, **head.ids)
 
 
 def is_expired(head: Head, now: datetime) -> bool:
