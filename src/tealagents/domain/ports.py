@@ -259,7 +259,7 @@ class WrappedStore(Store):
 class ModelCall(Struct, frozen=True, kw_only=True):
     """One call of the model: its input, in the model client's own encoding."""
 
-    #: the system prompt, the history and the new messages, in order, each encoded once by `Model.encode…`
+    #: the system prompt, the history and the new messages, in order, each as `Model.encode…` returned it
     prompt: Sequence[bytes]
     #: `Model.encode_tools` of the tools that may be called; empty for none
     tools: bytes = b""
