@@ -813,7 +813,7 @@ async def test_an_authorization_that_waits_for_an_erased_user_is_erased_too() ->
     """Its link is of no use any more; the links of other users stay. covers: STATE-2"""
     async with process(MemoryStore()) as here:
         await here.ask("hello")
-        pending = PendingConsents(SecretStore(here.records), time.time, 3600)
+        pending = PendingConsents(SecretStore(here.records), time.time)
         for user in (ADA.user, EVE.user):
             consent = PendingConsent(
                 user_key=user.key,

@@ -261,7 +261,7 @@ async def test_state_is_used_once_and_expires() -> None:
     """A link that was used, forged, or is too old gives no token."""
     provider = Provider()
     now = [1000.0]
-    consents = Consents(CALLBACK, now=lambda: now[0], pending_seconds=600)
+    consents = Consents(CALLBACK, now=lambda: now[0])
     with protected(provider) as url:
         async with opened(url, consents) as server:
             brought = await visited(provider, "Alice", (await asked_by(server, Context())).url)
@@ -272,7 +272,7 @@ async def test_state_is_used_once_and_expires() -> None:
                 await consents.complete(brought["state"], brought["code"])
             link = (await asked_by(server, Context("bob"))).url
             old = await visited(provider, "Bob", link)
-            now[0] += 601
+            now[0] += 3601
             assert (await asked_by(server, Context("bob"))).url != link
             with pytest.raises(InvalidRequest, match="too old"):
                 await consents.complete(old["state"], old["code"])

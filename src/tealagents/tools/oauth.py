@@ -27,7 +27,6 @@ from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, Persist
 from tealagents.domain.ports import ToolContext
 from tealagents.tools.oauth_clients import Registrations
 from tealagents.tools.oauth_pending import (
-    PENDING_SECONDS,
     LinkKey,
     PendingConsent,
     PendingConsents,
@@ -68,13 +67,12 @@ class Consents:
         own_callbacks: bool = False,
         secret_store: Secrets | None = None,
         now: Callable[[], float] = time.time,
-        pending_seconds: float = PENDING_SECONDS,
     ) -> None:
         self._without_url = without_url
         #: given a user's key and a request id: whether the request still waits for consent; None: all do
         self.still_asks: Callable[[str, str], Awaitable[bool]] | None = None
         self._secret_store = secret_store
-        self._pending = PendingConsents(secret_store, now, pending_seconds)
+        self._pending = PendingConsents(secret_store, now)
         self._registrations = Registrations(callback_url, now, own_callbacks=own_callbacks)
         self.tokens = Tokens(secret_store, self._registrations, now)
         #: so that one link at a time is made for a user, a server and a request

@@ -102,10 +102,9 @@ def authorization_url(endpoint: str, state: str, pending: PendingConsent, redire
 class PendingConsents:
     """The pending authorizations, by the state that the browser brings back."""
 
-    def __init__(self, secret_store: Secrets | None, now: Callable[[], float], seconds: float) -> None:
+    def __init__(self, secret_store: Secrets | None, now: Callable[[], float]) -> None:
         self._secret_store = secret_store
         self._now = now
-        self._seconds = seconds
         #: oldest first
         self._pending: dict[str, PendingConsent] = {}
         #: the state, and the exception with the URL, that were made for each key
@@ -113,7 +112,7 @@ class PendingConsents:
 
     def until(self) -> float:
         """When a link made now stops working."""
-        return self._now() + self._seconds
+        return self._now() + PENDING_SECONDS
 
     async def link(self, key: LinkKey, consent: str) -> tuple[PendingConsent, NeedsAuthorization] | None:
         """The link already made for this user, server and request, or None if there is none that still works.
@@ -143,7 +142,7 @@ class PendingConsents:
         self._pending[state] = pending
         if self._secret_store:
             secret = msgspec.json.encode(pending).decode()
-            await self._secret_store.put(PENDING_CONSENTS, _digest(state), secret, ttl=self._seconds)
+            await self._secret_store.put(PENDING_CONSENTS, _digest(state), secret, ttl=PENDING_SECONDS)
         self._links[key] = (state, authorization)
 
     async def take(self, state: str) -> PendingConsent:
