@@ -57,7 +57,6 @@ from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, MOST_RECORDS
 from tealagents.state.removal import MAKING_SECONDS, bury_unchanged
 from tealagents.state.secret_store import SecretStore
 from tealagents.state.session_deletion import SessionDeletion
-from tealagents.state.submission import Submission
 from tealagents.state.workers import Signal
 from tealagents.stores.files import FileOptions, FileStore
 from tealagents.stores.memory import MemoryStore
@@ -860,7 +859,7 @@ async def make(here: Process, how: str, source: RequestRecord, document: Json) -
     else:
         named = source.task_id if how == "message to a named task" else None
         message = NewMessage(items=(Item("text", LONG),), session_id=source.session_id, new_task_id=named)
-        await Submission(here.tasks).begin(ADA, message, None)
+        await here.service.submission.begin(ADA, message, None)
 
 
 MADE = ["fork", "import", "message", "message to a named task"]

@@ -32,7 +32,6 @@ from tealagents.state.endings import CANCELED
 from tealagents.state.new_message import NewMessage
 from tealagents.state.queue import QueuedRequest, try_start
 from tealagents.state.streams import EVENT_BATCH_BYTES, JUMP, SPARE_SECONDS, first_batch
-from tealagents.state.submission import Submission
 from tealagents.state.task_writer import TaskWriter
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import ShiftedClock
@@ -170,7 +169,7 @@ async def test_nothing_is_added_after_the_end() -> None:
 async def test_a_queued_request_that_began_unheard_streams_though_its_task_has_changed() -> None:
     """The log expects the request as it was begun, not the head, which others write. covers: SESSION-8"""
     async with process(None, Scripted(waits(asyncio.Event())), concurrency="enqueue") as here:
-        submission, message = Submission(here.tasks), NewMessage(items=(Item("text", "hello"),))
+        submission, message = here.service.submission, NewMessage(items=(Item("text", "hello"),))
         first = await submission.begin(ADA, message, None)
         assert isinstance(first, TaskWriter)
         waiting = await submission.begin(ADA, replace(message, task_id=first.head.task_id), None)

@@ -12,7 +12,6 @@ from tealagents.engine.approvals import Command
 from tealagents.state import records
 from tealagents.state.audit_chain import GENESIS, Draft, draft
 from tealagents.state.new_message import NewMessage
-from tealagents.state.submission import Submission
 from tealagents.state.task_writer import Fenced, TaskWriter
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock
@@ -177,7 +176,7 @@ async def in_doubt(writer: TaskWriter, entry: Draft, clock: FakeClock) -> None:
 async def begun(here: Process) -> TaskWriter:
     """The writer of a new request that no run carries on."""
     message = NewMessage(items=(Item("text", "hi"),))
-    writer = await Submission(here.tasks).begin(ADA, message, None)
+    writer = await here.service.submission.begin(ADA, message, None)
     assert isinstance(writer, TaskWriter)
     return writer
 

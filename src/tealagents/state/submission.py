@@ -82,7 +82,7 @@ Begun = TaskWriter | QueuedRequest | Replayed | GivesWay
 class Submission:
     """Submits messages: stores them as requests, and takes tasks for them."""
 
-    def __init__(self, tasks: Tasks, recheck_keys: RecheckKeys = lambda _: ("", ())) -> None:
+    def __init__(self, tasks: Tasks, recheck_keys: RecheckKeys) -> None:
         self._tasks = tasks
         self._recheck_keys = recheck_keys
 
