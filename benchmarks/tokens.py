@@ -7,9 +7,9 @@ from statistics import median
 from benchmarks.figures import Figure
 from benchmarks.measures import Scale
 from tealagents.auth import open_auth
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import TealError
 from tealagents.domain.ports import Authenticator
-from tealagents.state.records import SystemClock
 from tealagents.testing.authority import AuthorityKey, LocalAuthority
 
 #: tokens of strangers that wait for the authority meanwhile

@@ -24,6 +24,7 @@ from tealagents.config import ServiceConfig
 from tealagents.config.models import CLIENTS, AgentConfig
 from tealagents.config.problems import KeyPath
 from tealagents.config.summary import model_service
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import CorruptState, NotFound, PersistenceUnavailable, TealError, ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Authenticator, Clock, Model, Store, ToolSpec
@@ -40,7 +41,7 @@ from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
 from tealagents.state import keys
 from tealagents.state.inventory import Inventory
-from tealagents.state.records import RecordStore, SystemClock
+from tealagents.state.records import RecordStore
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores import StoreConfigError, plain_store, sealed

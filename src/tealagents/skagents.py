@@ -34,6 +34,7 @@ from tealagents.bootstrap import (
 from tealagents.config.problems import KeyPath
 from tealagents.config.service import GATEWAY
 from tealagents.config.skagents import EarlierConfig, EarlierTask
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.models import Json, ResponseFormat
 from tealagents.domain.ports import Clock, ToolSpec
 from tealagents.engine.observer import Observer
@@ -44,7 +45,6 @@ from tealagents.mistakes import did_you_mean
 from tealagents.opening import Held
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
-from tealagents.state.records import SystemClock
 from tealagents.tooling import Tooling
 from tealagents.tools.code import imported
 from tealagents.tools.errors import ToolsetError

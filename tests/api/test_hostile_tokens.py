@@ -15,8 +15,8 @@ from hostile_tokens import HOSTILE, Forge
 from served_routes import PATHS, PROTOCOLS, guarded_places
 from wire import Json, events, problem, records, store_of, text
 
+from tealagents.domain.clock import SystemClock
 from tealagents.llm.offline import OfflineModel
-from tealagents.state.records import SystemClock
 from tealagents.testing.authority import APP_ID_URI, SCOPE, TENANT, LocalAuthority, object_id
 from tealagents.testing.service import ServiceThread, agent_config
 

@@ -14,10 +14,10 @@ import pytest
 from wire import Json, problem, store_of, text
 
 from tealagents.domain import ids
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.ports import Commit, Put, Record, Store
 from tealagents.llm.offline import OfflineModel
 from tealagents.state import codec, history, keys
-from tealagents.state.records import SystemClock
 from tealagents.stores import open_store
 from tealagents.testing.service import ServiceThread, agent_config
 

@@ -31,10 +31,10 @@ from talk import (
 from wire import Event, Json, events, problem, store_of, streamed, text
 
 from tealagents.client import AsyncClient, Delta, Final, Request, Retry, StreamEvent
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.ports import Commit
 from tealagents.llm.offline import OfflineModel
-from tealagents.state.records import SystemClock
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.forking import Nursery
 from tealagents.testing.service import ServiceThread, agent_config

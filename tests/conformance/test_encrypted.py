@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.models import User
 from tealagents.domain.ports import Store
@@ -18,7 +19,7 @@ from tealagents.state.codec import seal, unseal
 from tealagents.state.dump import Exporter
 from tealagents.state.inventory import Inventory
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import RecordStore, SystemClock
+from tealagents.state.records import RecordStore
 from tealagents.stores import StoreConfigError, plain_store, sealed
 from tealagents.stores.encrypted import EncryptedStore
 from tealagents.testing.store_steps import OpenStore, commit, put, values

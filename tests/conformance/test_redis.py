@@ -13,11 +13,12 @@ from unittest.mock import ANY
 import pytest
 from msgspec.structs import replace
 
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record, Store
 from tealagents.state.inventory import Inventory
-from tealagents.state.records import RecordStore, SystemClock
+from tealagents.state.records import RecordStore
 from tealagents.stores import StoreConfigError, redis
 from tealagents.stores import plain_store as store_of
 from tealagents.stores.base import AccessDenied

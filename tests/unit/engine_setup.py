@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 from tealagents.api.exchange import Exchange
 from tealagents.api.settings import ApiSettings
 from tealagents.bootstrap import background
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import ModelFailed, PersistenceUnavailable, Unknown
 from tealagents.domain.events import ModelDone, ModelEvent, Recorded, TextDelta
 from tealagents.domain.ids import operation_id
@@ -37,7 +38,7 @@ from tealagents.state.endings import Stop
 from tealagents.state.erasing import Eraser
 from tealagents.state.importing import TaskImporter
 from tealagents.state.new_message import Key, NewMessage
-from tealagents.state.records import RecordStore, SystemClock
+from tealagents.state.records import RecordStore
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores.memory import MemoryStore

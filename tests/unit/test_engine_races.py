@@ -24,6 +24,7 @@ from engine_setup import (
 )
 
 from tealagents.domain import paths
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import ApprovalPending, NotFound, PersistenceUnavailable
 from tealagents.domain.events import Canceled, ModelDone, ModelEvent, TextDelta
 from tealagents.domain.ids import random_id
@@ -38,7 +39,6 @@ from tealagents.state.forking import fork
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.pruning import UserErasure
 from tealagents.state.queue import QueuedRequest
-from tealagents.state.records import SystemClock
 from tealagents.state.streams import SPARE_SECONDS
 from tealagents.state.task_writer import TaskWriter
 from tealagents.stores.memory import MemoryStore

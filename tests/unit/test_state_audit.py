@@ -12,13 +12,14 @@ import pytest
 from msgspec.structs import replace
 
 from tealagents.domain import ids
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.models import Entry, Head, LogRecord, Note, RequestRecord, User
 from tealagents.domain.ports import Commit, Put, Record
 from tealagents.state import audit, codec, keys
 from tealagents.state.audit import Verified, verify
 from tealagents.state.audit_chain import GENESIS, AuditChain, draft
-from tealagents.state.records import RecordStore, SystemClock
+from tealagents.state.records import RecordStore
 from tealagents.stores.encrypted import EncryptedStore
 from tealagents.stores.memory import MemoryStore
 

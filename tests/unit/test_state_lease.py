@@ -5,10 +5,11 @@ import logging
 
 import pytest
 
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.models import Worker
 from tealagents.domain.ports import Commit
 from tealagents.state import keys, workers
-from tealagents.state.records import RecordStore, SystemClock
+from tealagents.state.records import RecordStore
 from tealagents.state.workers import RETRY_SECONDS, Lease
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock, advance

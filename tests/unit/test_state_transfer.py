@@ -30,6 +30,7 @@ from executed_lines import lines_of
 from msgspec import to_builtins
 
 from tealagents.domain import paths
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -58,7 +59,7 @@ from tealagents.state.forking import fork
 from tealagents.state.importing import Import
 from tealagents.state.keys import last_segment
 from tealagents.state.new_message import Key, NewMessage
-from tealagents.state.records import RecordStore, Stored, SystemClock
+from tealagents.state.records import RecordStore, Stored
 from tealagents.state.session_deletion import SessionDeletion
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.waits import eventually

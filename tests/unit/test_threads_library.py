@@ -26,6 +26,7 @@ from tealagents import Agent
 from tealagents.agent import Update
 from tealagents.agent.opening import LoopLock
 from tealagents.config import ConfigError
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import (
     CorruptState,
     InvalidRequest,
@@ -39,7 +40,6 @@ from tealagents.domain.models import Item, Message, ToolCall
 from tealagents.llm.credentials import AzureCredential
 from tealagents.llm.offline import OfflineModel
 from tealagents.registry import import_from
-from tealagents.state.records import SystemClock
 from tealagents.stores import StoreConfigError, open_store
 from tealagents.testing.service import agent_config
 from tealagents.testing.waits import eventually

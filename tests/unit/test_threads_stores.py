@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 from threads_setup import exchange, rounds, said, tool_round
 
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound, PersistenceUnavailable
 from tealagents.domain.models import Message, User
 from tealagents.domain.ports import Commit, WrappedStore
 from tealagents.state import keys
 from tealagents.state.inventory import Inventory
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import RecordStore, SystemClock
+from tealagents.state.records import RecordStore
 from tealagents.stores import StoreConfigError, open_store, sealed
 from tealagents.stores.encrypted import Cipher, EncryptedStore
 from tealagents.stores.memory import MemoryStore

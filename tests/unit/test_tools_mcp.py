@@ -34,8 +34,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from tools_setup import FIXTURES, INSTALLED, Context, by_name, mcp_route, served
 
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import NeedsAuthorization, ToolFailed
-from tealagents.state.records import SystemClock
 from tealagents.testing.faults import FaultProxy
 from tealagents.testing.pytest_servers import missing
 from tealagents.testing.waits import eventually

@@ -22,12 +22,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tools_setup import Context, by_name, mcp_route, served
 
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, PersistenceUnavailable, ToolFailed
 from tealagents.domain.models import PENDING_CONSENTS, ToolCall, User
 from tealagents.domain.ports import Governance, Record, Tool, ToolContext, ToolSpec
 from tealagents.engine.toolbox import Toolbox, ToolOutput
 from tealagents.state import secret_store as state
-from tealagents.state.records import RecordStore, SystemClock
+from tealagents.state.records import RecordStore
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import advance
 from tealagents.testing.signing_in import self_signed

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.models import (
     Caller,
     Item,
@@ -24,7 +25,7 @@ from tealagents.engine.prompt import ViewedPrompt
 from tealagents.engine.service import Service
 from tealagents.engine.toolbox import Toolbox
 from tealagents.state.new_message import NewMessage
-from tealagents.state.records import RecordStore, SystemClock
+from tealagents.state.records import RecordStore
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.testing.models import ScriptedModel

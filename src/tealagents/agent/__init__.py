@@ -27,6 +27,7 @@ from tealagents.agent.answering import Answering, Approve, ThreadRecorder
 from tealagents.agent.answers import AgentAnswer, AnswerStream, Update
 from tealagents.agent.opening import Kind, Opened, Shared, opened, with_kind
 from tealagents.config import ConfigError, ServiceConfig, load
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json, Message, RequestSetup, User
 from tealagents.domain.ports import Clock, RemoteConversations
@@ -34,7 +35,6 @@ from tealagents.domain.texts import check_encodable, check_user_id
 from tealagents.registry import import_from
 from tealagents.state.codec import encode_json
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import SystemClock
 from tealagents.threads.base import AgentThread, RemoteUnsupported, ThreadMismatch, decoded
 from tealagents.threads.components import prepared_view
 from tealagents.threads.context import ContextProvider, Providers

@@ -32,6 +32,7 @@ from tealagents.client.wire import DIRECT
 from tealagents.config import ServiceConfig
 from tealagents.config.environment import read_environment
 from tealagents.config.problems import KeyPath
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import (
     CorruptState,
     PersistenceUnavailable,
@@ -316,7 +317,6 @@ async def _examine_content(config: ServiceConfig, store: Store) -> AsyncIterator
     """Checks whether stored records can be read, and audits verified, with the configured keys."""
     from tealagents.bootstrap import record_store_of
     from tealagents.state.inventory import Inventory
-    from tealagents.state.records import SystemClock
 
     # reading by key may need a right of its own, and an empty store would only be scanned
     await store.read(*_probe(config))
@@ -466,7 +466,6 @@ def _remedy_of_model(config: ServiceConfig, place: KeyPath, error: Exception) ->
 async def _check_tools(config: ServiceConfig, place: KeyPath) -> list[Diagnosis]:
     """Opens the tools of the config's agent, with their servers. `place` is the agent's key in the file."""
     from tealagents.bootstrap import START_ERRORS
-    from tealagents.state.records import SystemClock
     from tealagents.tooling import Tooling
 
     failed, reasons = list[Exception](), list[str]()

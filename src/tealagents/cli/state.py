@@ -30,6 +30,7 @@ from tealagents.cli.loading import absent, fail, load_or_exit, plain_console, st
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
 from tealagents.domain import ids
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import CorruptState, InvalidRequest, PersistenceUnavailable
 from tealagents.domain.models import User
 from tealagents.mistakes import file_reason
@@ -38,7 +39,7 @@ from tealagents.state.dump import Exporter, Importer, Refused
 from tealagents.state.erasing import Eraser
 from tealagents.state.inventory import Inventory
 from tealagents.state.pruning import Pruning, UserErasure
-from tealagents.state.records import RecordStore, SystemClock
+from tealagents.state.records import RecordStore
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores import StoreConfigError, plain_store

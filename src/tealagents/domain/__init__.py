@@ -11,6 +11,7 @@
 `images`      checks the images of messages
 `tool_specs`  checks tool specs that third-party code supplies, and strips them for storing
 `ports`       the Protocols that adapters implement: Store, Model, Tool, Authenticator, Clock, …
+`clock`       the machine's own clock
 ============  ==========================================================================
 
 Everything may import this package; it imports nothing of the project.

@@ -1,11 +1,8 @@
 """Reads and commits typed records, and finds the outcome of a commit whose reply was lost."""
 
-import asyncio
 import hashlib
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Generic, TypeGuard, TypeVar
 
@@ -494,19 +491,6 @@ def portions(values: Mapping[str, object]) -> Iterator[dict[str, object]]:
         room -= size
     if portion:
         yield portion
-
-
-class SystemClock:
-    """The machine's own clock."""
-
-    def now(self) -> datetime:
-        return datetime.now(UTC)
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 def check_not_emptied(head: Head) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, TypeVar
 
-from tealagents.state.records import SystemClock
+from tealagents.domain.clock import SystemClock
 
 __all__ = ["FakeClock", "ShiftedClock", "advance", "overdue"]
 

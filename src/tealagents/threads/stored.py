@@ -7,13 +7,14 @@ from contextlib import suppress
 from msgspec import Struct
 
 from tealagents.domain import ids
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import Conflict, CorruptState, NotFound
 from tealagents.domain.models import Json
 from tealagents.domain.ports import SEALED, Store
 from tealagents.state import keys
 from tealagents.state.codec import UNOPENED, decoder, encode_json, unseal
 from tealagents.state.inventory import LOOKED_AT
-from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, BlobRef, RecordStore, SystemClock
+from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, BlobRef, RecordStore
 from tealagents.threads.base import AgentThread, ThreadDeleted
 from tealagents.threads.message_stores import MessageStoreFactory
 from tealagents.threads.workflow import thread_of

@@ -29,12 +29,13 @@ from threads_setup import CountedStore
 
 from tealagents.api import task_names
 from tealagents.domain import ids
+from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import AlreadyExists
 from tealagents.domain.models import Caller, User
 from tealagents.llm.offline import OfflineModel
 from tealagents.state import keys
 from tealagents.state.importing import Importing
-from tealagents.state.records import RecordStore, SystemClock
+from tealagents.state.records import RecordStore
 from tealagents.stores import open_store
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
