@@ -28,10 +28,6 @@ Json = dict[str, Any]
 Path = tuple[tuple[int, int], ...]
 
 
-#: the owner under which the secret store keeps every user's OAuth authorizations until the user returns
-PENDING_CONSENTS = "oauth-pending"
-
-
 class User(Struct, frozen=True):
     """A user: tenant and object id (Entra's `tid` and `oid`)."""
 
@@ -52,6 +48,11 @@ class User(Struct, frozen=True):
         if not oid or user.key != key:
             raise ValueError(f"{key!r} is not a tenant and an object id joined by a dot")
         return user
+
+
+#: in place of a `User.key`, and never one: the owner under which the secret store keeps every user's OAuth
+#: authorizations until the user returns
+PENDING_CONSENTS = "oauth-pending"
 
 
 class Caller(Struct, frozen=True):
