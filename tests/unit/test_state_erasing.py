@@ -44,7 +44,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.events import Recorded, TextDelta
 from tealagents.domain.ids import operation_id, random_id
 from tealagents.domain.models import Head, Item, Json, RequestRecord, Session, ToolCall
-from tealagents.domain.ports import Commit, Put, Record
+from tealagents.domain.ports import COMMIT_RECORDS, Commit, Put, Record
 from tealagents.state import keys
 from tealagents.state.dump import Exporter
 from tealagents.state.exporting import export
@@ -53,7 +53,7 @@ from tealagents.state.inventory import Inventory
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import NewMessage
 from tealagents.state.pruning import Pruning, UserErasure
-from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, MOST_RECORDS
+from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE
 from tealagents.state.removal import MAKING_SECONDS, bury_unchanged
 from tealagents.state.secret_store import SecretStore
 from tealagents.state.session_deletion import SessionDeletion
@@ -703,7 +703,7 @@ async def test_a_log_is_erased_many_records_at_a_time() -> None:
         await here.eraser.delete_task(here.partition(), request.task_id)
         assert store.lists <= batches // ERASED_AT_ONCE + 2
         assert await names(store, here.partition(), keys.logs(request.task_id)) == []
-        assert all(len(commit.delete) + len(commit.expect) <= MOST_RECORDS for _, commit in store.commits)
+        assert all(len(commit.delete) + len(commit.expect) <= COMMIT_RECORDS for _, commit in store.commits)
 
 
 class WrittenTo(MemoryStore):

@@ -43,6 +43,8 @@ SEALED = b"TEAL1"
 #: a partition or a key, and the rule in words
 NAME = re.compile(r"[A-Za-z0-9._~/@:\-]{1,255}", re.ASCII)
 NAME_RULE = "1 to 255 characters of A-Za-z0-9._~/@:-"
+#: the most records of one commit
+COMMIT_RECORDS = 10
 #: the most bytes of all values of one commit
 COMMIT_BYTES = 1_000_000
 
@@ -64,7 +66,8 @@ class Put(NamedTuple):
 class Commit(Struct, frozen=True, kw_only=True):
     """What one commit expects, writes and deletes, all within one partition.
 
-    At most 10 records are expected, put and deleted together, and their values sum to at most `COMMIT_BYTES`.
+    At most `COMMIT_RECORDS` records are expected, put and deleted together, and their values sum to at most
+    `COMMIT_BYTES`.
     """
 
     #: 24 hexadecimal digits: new for each commit, the same when this one is retried

@@ -43,10 +43,10 @@ from tealagents.domain.models import (
     Session,
     User,
 )
-from tealagents.domain.ports import COMMIT_BYTES, NAME, NAME_RULE, SEALED, Commit, Put, Record
+from tealagents.domain.ports import COMMIT_BYTES, COMMIT_RECORDS, NAME, NAME_RULE, SEALED, Commit, Put, Record
 from tealagents.state import codec, keys
 from tealagents.state.inventory import Inventory, Progress
-from tealagents.state.records import MOST_RECORDS, PORTION_BYTES, BlobRef, RecordStore, named_in
+from tealagents.state.records import PORTION_BYTES, BlobRef, RecordStore, named_in
 from tealagents.state.transitions import kept_key
 
 T = TypeVar("T")
@@ -352,7 +352,7 @@ class Importer:
                 waiting, records, size = [], 0, 0
             derived = await self._derived(row)
             more, bytes_more = 1 + len(derived), len(row.stored) + sum(len(p.value) for p in derived.values())
-            if waiting and (records + more > MOST_RECORDS or size + bytes_more > PORTION_BYTES):
+            if waiting and (records + more > COMMIT_RECORDS or size + bytes_more > PORTION_BYTES):
                 await self._commit(waiting)
                 waiting, records, size = [], 0, 0
             waiting.append((row, derived))
@@ -402,8 +402,8 @@ class Importer:
     async def _write_keys(self, partition: str, put: dict[str, Put]) -> None:
         """Writes idempotency keys, except those that the store has already."""
         names = list(put)
-        for start in range(0, len(names), MOST_RECORDS):
-            some = {name: put[name] for name in names[start : start + MOST_RECORDS]}
+        for start in range(0, len(names), COMMIT_RECORDS):
+            some = {name: put[name] for name in names[start : start + COMMIT_RECORDS]}
             commit = Commit(operation=ids.operation_id(), expect=dict.fromkeys(some), put=some)
             try:
                 await self._send(partition, commit)

@@ -19,7 +19,7 @@ from tealagents.domain.errors import (
     Unknown,
 )
 from tealagents.domain.models import Approval, Body, Entry, Head, Json, LogRecord, RequestRecord, User
-from tealagents.domain.ports import Clock, Commit, Put, Record, Store
+from tealagents.domain.ports import COMMIT_RECORDS, Clock, Commit, Put, Record, Store
 from tealagents.state import codec, keys
 from tealagents.state.audit_chain import GENESIS, NO_SEAL, AuditChain, Draft, decode_body
 
@@ -35,8 +35,7 @@ BATCH_BYTES = 320 * 1024
 REF_BYTES = 128
 #: a request's or an approval's record larger than this is stored out of line, too: a commit holds 1 MB in all
 RECORD_BYTES = 64 * 1024
-#: records in one commit, and bytes of the values that `portions` puts into one
-MOST_RECORDS = 10
+#: bytes of the values that `portions` puts into one commit
 PORTION_BYTES = 900_000
 #: records listed at a time to be deleted; a scan of the file store lists all keys below its prefix
 ERASED_AT_ONCE = 50
@@ -279,7 +278,7 @@ class RecordStore:
         lost is repeated until a reply comes.
         """
         names, expect = list(names), expect or {}
-        room = MOST_RECORDS - len(expect)
+        room = COMMIT_RECORDS - len(expect)
         for start in range(0, len(names), room):
             some = tuple(names[start : start + room])
             commit = Commit(operation=ids.operation_id(), expect=expect, delete=some, notify=notify)
@@ -484,7 +483,7 @@ def portions(values: Mapping[str, object]) -> Iterator[dict[str, object]]:
     room = PORTION_BYTES
     for key, value in values.items():
         size = len(codec.encode_json(value))
-        if portion and (size > room or len(portion) == MOST_RECORDS - 1):
+        if portion and (size > room or len(portion) == COMMIT_RECORDS - 1):
             yield portion
             portion, room = {}, PORTION_BYTES
         portion[key] = value

@@ -18,8 +18,9 @@ from msgspec import Struct
 from tealagents.domain.errors import Conflict, CorruptState
 from tealagents.domain.events import Recorded, Started, TextDelta, ToolCalled
 from tealagents.domain.models import RequestRecord
+from tealagents.domain.ports import COMMIT_RECORDS
 from tealagents.state import codec, keys
-from tealagents.state.records import MOST_RECORDS, RecordStore, portions
+from tealagents.state.records import RecordStore, portions
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +222,7 @@ class StreamLog:
         self, partition: str, prefix: str, kind: type[Any], unchanged: Mapping[str, str]
     ) -> None:
         after: str | None = None
-        while found := await self._records.scan(partition, prefix, kind, after=after, limit=MOST_RECORDS):
+        while found := await self._records.scan(partition, prefix, kind, after=after, limit=COMMIT_RECORDS):
             for put in portions(dict(found)):
                 ttl = dict.fromkeys(put, self.ttl)
                 await self._records.commit(

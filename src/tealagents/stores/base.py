@@ -19,14 +19,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from tealagents.domain.errors import PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
-from tealagents.domain.ports import NAME, NAME_RULE, Commit, Put, Record, Watch
+from tealagents.domain.ports import COMMIT_RECORDS, NAME, NAME_RULE, Commit, Put, Record, Watch
 from tealagents.mistakes import explained, sentence
 from tealagents.stores.watches import Watches
 
 __all__ = [
     "ADVICE_ON_FILES",
     "MAX_BYTES",
-    "MAX_RECORDS",
     "MAX_TOPICS",
     "AccessDenied",
     "BaseStore",
@@ -43,8 +42,6 @@ __all__ = [
     "scan_bounds",
 ]
 
-#: records that one commit may expect, put and delete together
-MAX_RECORDS = 10
 #: topics that one commit may notify
 MAX_TOPICS = 8
 #: bytes of all values in one commit: the port's `COMMIT_BYTES`, and room for what a wrapper adds
@@ -233,8 +230,8 @@ def check_commit(partition: str, commit: Commit) -> None:
         raise ValueError("an operation id is 24 hexadecimal digits in lower case")
     put, delete = commit.put, commit.delete
     keys = {*commit.expect, *put, *delete}
-    if len(keys) > MAX_RECORDS:
-        raise ValueError(f"{len(keys)} records in one commit; at most {MAX_RECORDS}")
+    if len(keys) > COMMIT_RECORDS:
+        raise ValueError(f"{len(keys)} records in one commit; at most {COMMIT_RECORDS}")
     if not all(map(NAME.fullmatch, keys)):
         raise ValueError(f"keys have {NAME_RULE}")
     if delete and not put.keys().isdisjoint(delete):
