@@ -157,7 +157,7 @@ def check_reason(given: CallAnswer) -> None:
 
 
 def of_calls(pause: Approval, answers: Mapping[int, CallAnswer]) -> Command:
-    """What was decided of the calls of a pause, by their places."""
+    """What was decided of the calls of a pause, by their indexes."""
     reasons = {each.reason for each in answers.values()}
     for_all = reasons.pop() if len(reasons) == 1 else None
     return Command(

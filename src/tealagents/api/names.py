@@ -1,6 +1,6 @@
 """Ids as clients see them: each shows the UUID of the task, request or pause that it stands for.
 
-`{kind}_{uuid}` is one of these itself, `{kind}_{uuid}_{place}` a part of it.
+`{kind}_{uuid}` is one of these itself, `{kind}_{uuid}_{part}` a part of it.
 """
 
 import re
@@ -17,8 +17,8 @@ _SHORT = re.compile(
 _NUMBER = re.compile(r"0|[1-9]\d{0,5}", re.ASCII)
 
 
-def made(kind: str, uuid: str, *places: object) -> str:
-    return "_".join((kind, uuid, *map(str, places)))
+def made(kind: str, uuid: str, *parts: object) -> str:
+    return "_".join((kind, uuid, *map(str, parts)))
 
 
 def short(call: str) -> str:
@@ -27,24 +27,24 @@ def short(call: str) -> str:
 
 
 def parsed(name: str, *kinds: str) -> tuple[str | None, str]:
-    """The UUID and the place that a name of one of these kinds shows; None where it is no such name."""
+    """The UUID and the part that a name of one of these kinds shows; None where it is no such name."""
     found = _NAME.fullmatch(_SHORT.sub(r"\1-\2-\3-\4-\5", name))
     return (found[2], found[3] or "") if found and found[1] in kinds else (None, "")
 
 
 def read(what: str, name: str, *kinds: str, numbered: bool = True) -> tuple[str, int]:
     """The UUID and the number in a name of one of these kinds. `NotFound`: no `what` has that id."""
-    uuid, place = parsed(name, *kinds)
-    if uuid is not None and (_NUMBER.fullmatch(place) if numbered else not place):
+    uuid, part = parsed(name, *kinds)
+    if uuid is not None and (_NUMBER.fullmatch(part) if numbered else not part):
         with suppress(InvalidRequest):
-            return ids.canonical(uuid, "id"), int(place or 0)
+            return ids.canonical(uuid, "id"), int(part or 0)
     raise unknown(what, name)
 
 
 def is_message(name: str) -> bool:
     """Whether this names a message that was sent: one that answers has a number in its response."""
-    uuid, place = parsed(name, "msg")
-    return uuid is not None and not place
+    uuid, part = parsed(name, "msg")
+    return uuid is not None and not part
 
 
 def is_of_answer(name: str) -> bool:

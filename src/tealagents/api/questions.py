@@ -32,7 +32,7 @@ RETRY_SECONDS = 0.5
 LARGEST_ANSWER = 64 * 1024
 
 _KIND = "question"
-_PLACE = re.compile(r"[0-9a-f]{24}", re.ASCII)
+_PART = re.compile(r"[0-9a-f]{24}", re.ASCII)
 _WITHDRAWN = "Nothing waits for this answer. Its question may have been withdrawn."
 
 
@@ -50,14 +50,14 @@ async def taken(exchange: Exchange, call: AdmittedCall, *, all_of_them: bool) ->
     """
     if call.body is None or "method" in call.body:
         return False
-    approval_id, place = parsed(str(call.rpc_id), _KIND)
+    approval_id, part = parsed(str(call.rpc_id), _KIND)
     if approval_id is None and not all_of_them:
         return False
     with call.refusing():
         until = asyncio.get_running_loop().time() + KEPT_SECONDS
         while call.response is None:
             try:
-                await _leave(exchange, call, approval_id if _PLACE.fullmatch(place) else None)
+                await _leave(exchange, call, approval_id if _PART.fullmatch(part) else None)
                 call.response = Response(status_code=202)
             except Conflict:  # the pause was decided or erased meanwhile
                 continue

@@ -61,18 +61,18 @@ async def find_pause(exchange: Exchange, partition: str, approval_id: str) -> Ap
 async def find_call(
     exchange: Exchange, caller: Caller, what: str, name: str, *kinds: str
 ) -> tuple[Approval, int]:
-    """The pause of a call that the caller names by an id of these kinds, and the call's place in it.
+    """The pause of a call that the caller names by an id of these kinds, and the call's index in it.
 
     `NotFound`, also where it is another user's: no `what` has that id.
     """
     with names.unknown_as(what, name):
-        approval_id, place = names.read(what, name, *kinds)
+        approval_id, index = names.read(what, name, *kinds)
         partition = await exchange.locate(caller, keys.approval, approval_id)
         pause = await find_pause(exchange, partition, approval_id)
-        if pause is None or place >= len(pause.calls):
+        if pause is None or index >= len(pause.calls):
             raise NotFound("It has fewer calls.")
         await exchange.tasks.here(partition, pause.task_id)  # what has expired is not shown
-        return pause, place
+        return pause, index
 
 
 async def submitted(

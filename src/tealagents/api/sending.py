@@ -27,7 +27,7 @@ SET_FIRST = ("background", "metadata")
 #: the output of a call that a client has left out of the history that it keeps
 _NOT_MADE = CallAnswer(output="The client did not make this call. Repeat it if it is still needed.")
 #: what a message continues: a stretch, or a task at its end, as its partition and its head
-Place = Stretch | tuple[str, Head] | None
+Continued = Stretch | tuple[str, Head] | None
 
 
 async def send(
@@ -36,7 +36,7 @@ async def send(
     given: Resent,
     message: NewMessage,
     key: Key | None,
-    behind: Place,
+    behind: Continued,
     *,
     declared: Collection[int] | None,
     shaped: bool,
@@ -45,15 +45,15 @@ async def send(
     """Begins a request with a message, or continues one with answers to its calls.
 
     `message` is what a client sends, `given` the history that it is of, `behind` what it continues;
-    `declared`: the places of the client's own tools in its list; None: it has sent no list; `shaped`: it has
+    `declared`: the indexes of the client's own tools in its list; None: it has sent no list; `shaped`: it has
     sent a format of the answer, if only the usual one. Raises what
     `stretches.decided` and `continued` do; `InvalidRequest` where the answers are not those to the calls of
     one request.
     """
     if message.expires_at is not None and message.client.get("background"):
         raise InvalidRequest("background", "needs the response to be stored: leave `store` out")
-    places = {f"tools.{n}": f"tools.{place}" for n, place in enumerate(declared or ())}
-    async with bodies.fields_as(**places):
+    fields = {f"tools.{n}": f"tools.{index}" for n, index in enumerate(declared or ())}
+    async with bodies.fields_as(**fields):
         if given.answers:
             # a client that resends its history, or sets anything anew, says all that is to hold
             brings = replace(message.setup, tool_choice=None) != AS_CONFIGURED
@@ -70,7 +70,13 @@ async def send(
 
 
 async def _begun(
-    exchange: Exchange, caller: Caller, message: NewMessage, key: Key | None, behind: Place, *, streamed: bool
+    exchange: Exchange,
+    caller: Caller,
+    message: NewMessage,
+    key: Key | None,
+    behind: Continued,
+    *,
+    streamed: bool,
 ) -> RequestView:
     if isinstance(behind, Stretch):
         field = "previous_response_id"
@@ -87,7 +93,7 @@ async def _answered(
     caller: Caller,
     given: Resent,
     message: NewMessage,
-    behind: Place,
+    behind: Continued,
     *,
     resets: bool,
     streamed: bool,
@@ -102,7 +108,7 @@ async def _answered(
     waits, in the task that is named.
     """
     meant = _meant(given)
-    answers, earlier = _by_place(given, meant)
+    answers, earlier = _by_index(given, meant)
     named = behind.record if isinstance(behind, Stretch) else behind[1] if behind else None
     last = meant[-1].call_id
     waiting, _ = await requests.find_call(exchange, caller, "call", last, *_CALLS)
@@ -144,8 +150,8 @@ def _is_named(answered: AnsweredCall) -> bool:
     return names.parsed(answered.call_id, *_CALLS)[0] is not None
 
 
-def _by_place(given: Resent, meant: Sequence[AnsweredCall]) -> tuple[dict[int, CallAnswer], dict[str, str]]:
-    """The answers to the last pause, by the position of the call; and earlier pauses, each with the field of
+def _by_index(given: Resent, meant: Sequence[AnsweredCall]) -> tuple[dict[int, CallAnswer], dict[str, str]]:
+    """The answers to the last pause, by the index of the call; and earlier pauses, each with the field of
     its answer."""
     answers, named, earlier = dict[int, CallAnswer](), "", dict[str, str]()
     made = given.calls
@@ -154,21 +160,21 @@ def _by_place(given: Resent, meant: Sequence[AnsweredCall]) -> tuple[dict[int, C
             raise InvalidRequest(
                 each.answer.field, "answers a call that was made elsewhere: a user message must follow"
             )
-        approval_id, place = names.read("call", each.call_id, *_CALLS)
+        approval_id, index = names.read("call", each.call_id, *_CALLS)
         check_reason(each.answer)
         named = named or approval_id
         if approval_id != named:
             earlier[approval_id] = each.answer.field
-        elif place in answers:
+        elif index in answers:
             raise InvalidRequest(each.answer.field, "answers a call twice")
         else:
-            answers[place] = each.answer
+            answers[index] = each.answer
     for each in reversed(given.answered):
         with suppress(NotFound):  # what answers others is history
-            approval_id, place = names.read("call", each.call_id, *_CALLS)
-            if approval_id == named and place not in answers:
+            approval_id, index = names.read("call", each.call_id, *_CALLS)
+            if approval_id == named and index not in answers:
                 check_reason(each.answer)
-                answers[place] = each.answer
+                answers[index] = each.answer
     return answers, earlier
 
 
@@ -230,14 +236,14 @@ async def _retried(
 
 
 def _left_out(waiting: Approval, history: Resent) -> list[int]:
-    """The places of calls that are missing in the history that a client keeps, where others of the pause are
+    """The indexes of calls that are missing in the history that a client keeps, where others of the pause are
     there: some clients make only one call at a time."""
     kept = set[int]()
     for each in history.calls:
         with suppress(NotFound):  # a call that was made elsewhere
-            approval_id, place = names.read("call", each, *_CALLS)
-            if approval_id == waiting.approval_id and place < len(waiting.calls):
-                kept.add(place)
+            approval_id, index = names.read("call", each, *_CALLS)
+            if approval_id == waiting.approval_id and index < len(waiting.calls):
+                kept.add(index)
     return [n for n, call in enumerate(waiting.calls) if kept and call.by_client and n not in kept]
 
 

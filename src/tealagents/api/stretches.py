@@ -134,7 +134,7 @@ async def decided(
 ) -> Stretch:
     """Carries out what was decided of a pause, once; the stretch that begins with it.
 
-    `answers` are by the places of its calls: `ApprovalPending` where one is omitted. `setup`, if given,
+    `answers` are by the indexes of its calls: `ApprovalPending` where one is omitted. `setup`, if given,
     holds for the request from here on. `InvalidRequest` names the fields of the answers as they were sent.
     """
     if pause.status == "pending" and len(answers) < len(pause.calls):

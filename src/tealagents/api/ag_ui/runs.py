@@ -65,7 +65,7 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
 async def _answered(thread: Named, given: Given) -> Approval | None:
     """The pause that an input answers; one whose outputs were taken if it names it, or they led nowhere."""
     interrupts = [parsed(each, "int") for each in given.resume]
-    named = [found for found, place in reversed(interrupts) if found is not None and place.isdecimal()]
+    named = [found for found, part in reversed(interrupts) if found is not None and part.isdecimal()]
     pending = [thread.head.pending.approval_id] if thread.head and thread.head.pending else []
     called, lost = await thread.last_pauses(parsed(next(iter(given.outputs), ""), "call")[0])
     for name in (*pending, *named, *called):
@@ -102,8 +102,8 @@ async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: 
     """The events of a stretch; behind the messages that it continues, where the client has others."""
     record, first, pause = stretch.record, stretch.number == 1, stretch.before
     known = {each.name for each in given.kept}
-    ours = [place for owner, place in given.shown if owner == record.request_id]
-    partly = any(not place.isdecimal() or int(place[:9]) > (pause.rounds if pause else 0) for place in ours)
+    ours = [part for owner, part in given.shown if owner == record.request_id]
+    partly = any(not part.isdecimal() or int(part[:9]) > (pause.rounds if pause else 0) for part in ours)
     for call in pause.calls if pause else ():  # only outputs of the page's own tools come before it
         partly = partly or (made("res", record.request_id, call.id) in known) is not call.by_client
     unseen = first and bool(given.resume or given.outputs)  # what came of the answers

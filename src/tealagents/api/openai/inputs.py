@@ -92,7 +92,7 @@ def create(value: Any) -> CreateResponse:
 
 
 def tools(given: Any) -> dict[int, Json] | None:
-    """The tools that the client runs, in either API's form, by their places. `InvalidRequest` for others."""
+    """The tools that the client runs, in either API's form, by their indexes. `InvalidRequest` for others."""
     if given is None:
         return None
     listed = [bodies.flat(each, "function") for each in bodies.objects(given, "tools")]

@@ -66,7 +66,7 @@ async def send(
 ) -> Stretch:
     """Stores what was sent and begins to answer it."""
     streamed, tools = bool(body.stream or body.background), body.tools
-    behind: sending.Place = None
+    behind: sending.Continued = None
     if body.previous_response_id is not None and not await requests.is_repeated(exchange, caller, key):
         behind = await find(exchange, caller, body.previous_response_id)
     elif body.conversation is not None:
