@@ -147,6 +147,12 @@ def _tenant_id(text: str) -> str:
     return text.lower()
 
 
+def _permission(text: str) -> str:
+    if not re.fullmatch(r"[!#-\[\]-~]+", text):
+        raise ValueError("must be ASCII characters other than spaces, double quotes and backslashes")
+    return text
+
+
 #: RFC 9110, 5.1 and 5.5
 _HEADER_NAME = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
 _HEADER_VALUE = r"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?"
@@ -235,6 +241,9 @@ Text = Annotated[str, Field(min_length=1)]
 
 _SPLIT = BeforeValidator(_words, json_schema_input_type=str | tuple[str, ...])
 Words = Annotated[tuple[Text, ...], _SPLIT]
+#: a scope (RFC 6749, 3.3), or the value of an app role, which Entra makes of the same characters
+Permission = Annotated[Text, AfterValidator(_permission)]
+Permissions = Annotated[tuple[Permission, ...], _SPLIT]
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], _SPLIT]
 Protocols = Annotated[tuple[Annotated[str, AfterValidator(_protocol)], ...], _SPLIT]
 TenantIds = Annotated[tuple[Annotated[str, AfterValidator(_tenant_id)], ...], _SPLIT]

@@ -11,11 +11,14 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 from a2a_talk import VERSION
+from agui_talk import run_input, user
 from mcp_talk import ACCEPT, modern, post
+from served_routes import PROTOCOLS
 from sse_starlette.sse import AppStatus
 from talk import in_service
 from wire import Json, problem, text
 
+from tealagents.domain.errors import InsufficientScope
 from tealagents.domain.models import Caller, User
 from tealagents.domain.ports import Commit, Record
 from tealagents.stores.memory import MemoryStore
@@ -36,6 +39,16 @@ class Faulty:
         "sync": Caller(User("t", "ada")),
     }
 
+    #: by the token that lacks it
+    REQUIRED: ClassVar = {
+        "sendable": "call admin",
+        "polish": "zugriff_ł",
+        "latin": "Prüfer",
+        "quoted": 'a"b',
+        "escaped": "a\\b",
+        "broken": "a\nb",
+    }
+
     #: a call has come that is held up
     HELD: ClassVar = threading.Event()
 
@@ -54,6 +67,8 @@ class Faulty:
                 sys.exit(3)
             if token == "raising":
                 raise LookupError("no badge for the token raising")
+            if token in self.REQUIRED:
+                raise InsufficientScope("No.", required=self.REQUIRED[token])
             return answer
 
         return answer if token == "sync" else awaited()
@@ -108,6 +123,8 @@ def sent_to(client: httpx.Client, protocol: str) -> httpx.Response:
             return client.post("/a2a", json=rpc, headers=VERSION)
         case "A2A over REST":
             return client.post("/a2a/message:send", json=send, headers=VERSION)
+        case "AG-UI":
+            return client.post("/ag-ui", json=run_input("t", user("hi")))
         case "MCP":
             return post(client, {**modern("tools/call", asking), "id": 7})
         case _:
@@ -205,6 +222,26 @@ def test_a_provider_that_names_no_one_is_named(service: ServiceThread, token: st
             refused = problem(answer, 500, "internal_error")
             assert "The auth provider Faulty is faulty" in refused["detail"]
             assert why in refused["detail"]
+
+
+@pytest.fixture(scope="module")
+def everywhere() -> Iterator[ServiceThread]:
+    env = {"TA_AUTH": f"{__name__}:Faulty"}
+    with offline_service(env=env, protocols=list(PROTOCOLS)) as (running, _):
+        yield running
+
+
+@pytest.mark.parametrize("protocol", [*CUT_OFF, "AG-UI"])
+@pytest.mark.parametrize("token", Faulty.REQUIRED)
+def test_a_scope_that_a_header_cannot_name_is_left_out(
+    everywhere: ServiceThread, token: str, protocol: str
+) -> None:
+    """The refusal is the same otherwise: part of the scope would be another one."""
+    with everywhere.client(token) as client:
+        refused = sent_to(client, protocol)
+    assert refused.status_code == 403, refused.text
+    named = ', scope="call admin"' if token == "sendable" else ""
+    assert refused.headers["www-authenticate"] == f'Bearer error="insufficient_scope"{named}'
 
 
 def test_what_a_provider_raises_is_logged_once(

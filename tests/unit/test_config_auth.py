@@ -169,6 +169,24 @@ def test_what_would_be_unsafe_is_refused(tmp_path: Path, section: str, complaint
     assert complaint in text
 
 
+@pytest.mark.parametrize("name", ["scopes", "approver_role", "auditor_role", "app_roles"])
+@pytest.mark.parametrize("wrong", ["zugriff_ł", "Prüfer", "Роль", 'a"b', "a\\b", "a\x7fb"])
+def test_a_scope_or_role_that_cannot_be_sent_is_refused(tmp_path: Path, name: str, wrong: str) -> None:
+    """A refusal names what a token lacks in a header, and Entra has no such scopes and roles."""
+    variable = f"TA_ENTRA_{name.upper()}"
+    [text] = complaints(tmp_path, **{"TA_AUTH": "entra", **ENTRA, variable: wrong})
+    assert text == f"{variable}: must be ASCII characters other than spaces, double quotes and backslashes"
+
+
+def test_every_character_of_a_scope_or_role_is_taken(tmp_path: Path) -> None:
+    """All that RFC 6749 and Entra allow."""
+    odd = "".join(chr(n) for n in range(0x21, 0x7F) if chr(n) not in '"\\')
+    roles = {"TA_ENTRA_AUDITOR_ROLE": odd, "TA_ENTRA_APP_ROLES": f"Run {odd}"}
+    auth = read(tmp_path, **{**ENTRA, "TA_ENTRA_SCOPES": odd, **roles}).auth.entra
+    assert auth is not None
+    assert (auth.scopes, auth.auditor_role, auth.app_roles) == ((odd,), odd, ("Run", odd))
+
+
 def test_loopback_authority_may_be_plain(tmp_path: Path) -> None:
     """A local authority for tests needs no certificate."""
     auth = read(tmp_path, TA_ENTRA_AUTHORITY="http://127.0.0.1:9000/", **ENTRA).auth.entra

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _HEADER = re.compile(rb"bearer +(\S+) *", re.IGNORECASE)
 #: a Host header that can stand in a URL, and in a quoted string, as it is
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?", re.ASCII)
+#: scopes as a challenge can name them (RFC 6750, 3)
+_SCOPES = re.compile(r"[ !#-\[\]-~]+")
 #: bytes of the longest token that is looked at
 LONGEST = 16 * 1024
 
@@ -101,14 +103,15 @@ def _www_authenticate(error: TealError, challenge: str) -> str:
     """The value of `WWW-Authenticate` for an error; `challenge` is its beginning.
 
     RFC 6750, section 3: no error code if no credentials were sent, or if they are not the cause. Schemes
-    other than Bearer have no error codes.
+    other than Bearer have no error codes. Scopes that a header cannot name, which a third party's provider
+    may require, are left out: part of them would be other scopes.
     """
     if not challenge.startswith("Bearer"):
         return challenge
     parts = [challenge]
     separator = ", " if "=" in challenge else " "
     if isinstance(error, InsufficientScope):
-        scope = f', scope="{_quoted(error.scope)}"' if error.scope else ""
+        scope = f', scope="{error.scope}"' if _SCOPES.fullmatch(error.scope) else ""
         parts.append('error="insufficient_scope"' + scope)
     elif isinstance(error, Unauthenticated) and error.credentials_given:
         parts.append('error="invalid_token", error_description="The access token is not valid here"')
@@ -124,10 +127,6 @@ def refusal_headers(error: TealError, challenge: str) -> dict[str, str]:
     if isinstance(error, WrongMethod):
         headers["allow"] = error.allow
     return headers
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "").replace('"', "")
 
 
 def _is_host(header: str) -> bool:

@@ -12,6 +12,8 @@ from tealagents.options import (
     HttpUrl,
     Leeway,
     Options,
+    Permission,
+    Permissions,
     Tenant,
     TenantIds,
     Text,
@@ -59,20 +61,20 @@ class EntraOptions(Options):
     """The Entra tenant that issues the tokens."""
     audience: Annotated[Words, Field(min_length=1), AfterValidator(_own_audience)]
     """Accepted audiences, one of which a token must name: the service's client id or App ID URI."""
-    scopes: Words = ()
+    scopes: Permissions = ()
     """Required scopes: a user's token must have all of them."""
     allowed_tenants: TenantIds = ()
     """Ids of the tenants whose users may call. Required if `tenant_id` stands for many tenants, as
     `organizations` does."""
     allowed_clients: Words = ()
     """Client applications that may call. Empty: all."""
-    approver_role: Text | None = None
+    approver_role: Permission | None = None
     """Role of users who may decide on the tool calls of others in their tenant. If omitted: no one."""
-    auditor_role: Text | None = None
+    auditor_role: Permission | None = None
     """Role of users and applications that may read everything in their tenant. If omitted: no one."""
     allow_app_tokens: Flag = False
     """Whether applications may call without a user. Needs `app_roles`."""
-    app_roles: Words = ()
+    app_roles: Permissions = ()
     """Required roles: an application's token must have all of them."""
     authority: Authority = "https://login.microsoftonline.com"
     """Where tokens come from; national clouds have their own."""
