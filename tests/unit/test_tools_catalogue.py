@@ -228,6 +228,18 @@ def test_whole_catalogue_is_read(tmp_path: Path) -> None:
             json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("A-b", require_hitl=True)]}]}),
             r"governance\.require_hitl: unknown key; did you mean 'requires_hitl'\?$",
         ),
+        *(
+            (
+                json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("A-b", requires_hitl=unclear)]}]}),
+                rf"governance\.requires_hitl: must be true or false, not {kind}$",
+            )
+            for kind, values in {
+                "text": ("false", "FALSE", "no", "off", "n", "0", "true", "yes"),
+                "a number": (0, 1, 0.0, 1.0),
+                "nothing": (None,),
+            }.items()
+            for unclear in values
+        ),
         (
             json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("A-b") | {"auth": MISSPELT}]}]}),
             r"auth\.oauth_client_secret: must be \"\$\{NAME\}\".*auth\.scope: unknown key",

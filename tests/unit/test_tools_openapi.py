@@ -1821,6 +1821,14 @@ def test_remote_plugin_file(tmp_path: Path) -> None:
             "remote_plugins: [{plugin_name: A, openapi_json_path: a, server_url: 'ftp://x'}]",
             "'server_url' must be an http:// or https:// URL",
         ),
+        *(
+            (
+                f"remote_plugins: [{{plugin_name: A, openapi_json_path: a, {switch}: {unclear}}}]",
+                rf"{switch}: must be true or false, not {kind}$",
+            )
+            for switch in ("verify_ssl", "pass_user_token")
+            for unclear, kind in {"no": "text", "'false'": "text", "on": "text", "0": "a number"}.items()
+        ),
         (
             "remote_plugins: [{plugin_name: A, openapi_json_path: a, sever_url: x}]",
             "sever_url: unknown key; did you",

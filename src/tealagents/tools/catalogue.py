@@ -36,7 +36,7 @@ from tealagents.domain.ports import (
 )
 from tealagents.domain.tool_specs import NAME_RULE, VALID_NAME, flaw
 from tealagents.mistakes import explained
-from tealagents.options import Authority
+from tealagents.options import Authority, Flag
 from tealagents.registry import raised
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
@@ -54,7 +54,7 @@ class GovernanceEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    requires_hitl: bool = False
+    requires_hitl: Flag = False
     cost: Cost = "low"
     data_sensitivity: Sensitivity = "public"
 

@@ -152,13 +152,13 @@ class RemotePluginOptions(BaseModel):
     #: sent with each request; `${NAME}` is replaced from the environment
     headers: Headers = {}
     #: whether the caller's own token is passed on
-    pass_user_token: bool = False
+    pass_user_token: Flag = False
     #: scopes of a token to act for the caller (on-behalf-of), which is passed on; empty: none is
     on_behalf_of_scopes: list[str] = []
     #: seconds for one call
     timeout: Seconds = 60
     #: whether the server's certificate is checked
-    verify_ssl: bool = True
+    verify_ssl: Flag = True
     #: only these operations (by operationId) become tools; None: all
     operations: list[str] | None = None
 
