@@ -227,6 +227,41 @@ async def test_another_issuers_metadata_lets_no_one_in(
     assert await refused(service, authority.token())
 
 
+async def test_another_issuers_metadata_is_given_up_with_the_next_reading(
+    service: Authenticator, authority: LocalAuthority, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once the authority is itself again, its tokens are taken within five minutes. The log names the issuer
+    that was read; no token's text is in it."""
+    authority.behave("impostor")
+    with caplog.at_level("INFO", "tealagents.auth"):
+        for _ in range(2):
+            assert await refused(service, authority.token())
+        assert "whose issuer is 'https://login.example.net/impostor/v2.0'" in caplog.text
+        authority.behave("ok")
+        assert await refused(service, authority.token(iss="https://forged.example"))
+        assert authority.hits["metadata"] == 2
+        clock.advance(301)
+        assert (await service.authenticate(authority.token())).user == ALICE
+    assert authority.hits["metadata"] == 3
+    assert "forged" not in caplog.text
+
+
+async def test_unknown_issuers_and_key_ids_together_cost_one_reading(
+    service: Authenticator, authority: LocalAuthority, clock: FakeClock
+) -> None:
+    """In five minutes, whichever comes first."""
+    await service.authenticate(authority.token())
+    strange = authority.token(iss="https://forged.example")
+    stranger = authority.sign(authority.claims(), key=AuthorityKey.generate())
+    for readings, tokens in enumerate(([strange, stranger], [stranger, strange]), start=2):
+        for token in tokens * 2:
+            assert await refused(service, token)
+            assert authority.hits["metadata"] == readings
+        clock.advance(300)
+    assert (await service.authenticate(authority.token())).user == ALICE
+    assert authority.hits["metadata"] == 3
+
+
 async def test_a_hanging_authority_does_not_stall_the_loop(
     service: Authenticator, authority: LocalAuthority
 ) -> None:

@@ -21,7 +21,14 @@ import httpx2
 from jwt.algorithms import RSAAlgorithm
 
 from tealagents.auth.compact import CompactToken, Malformed, take_apart
-from tealagents.auth.jwks import MAX_BYTES, READ_SECONDS, KeySet, PublishedKeys, SigningKey
+from tealagents.auth.jwks import (
+    MAX_BYTES,
+    READ_SECONDS,
+    TENANT_PLACEHOLDER,
+    KeySet,
+    PublishedKeys,
+    SigningKey,
+)
 from tealagents.auth.options import GRAPH_AUDIENCES, UUID, EntraOptions
 from tealagents.domain.errors import InsufficientScope, Unauthenticated
 from tealagents.domain.models import Caller, Json, User
@@ -32,8 +39,6 @@ __all__ = ["MAX_LIFETIME_SECONDS", "EntraAuthenticator", "EntraOptions"]
 
 #: Entra's longest access tokens live 28 hours
 MAX_LIFETIME_SECONDS = 48 * 3600
-#: what stands in multi-tenant metadata in the place of a tenant's id
-_TENANT_PLACEHOLDER = "{tenantid}"
 #: tokens whose signature is remembered; one record is about half a kilobyte
 _REMEMBERED = 4096
 _MAX_KID_CHARACTERS = 256
@@ -130,7 +135,7 @@ class EntraAuthenticator:
         self._check_audience(claims)
         self._check_tenant(user.tid)
         published = self._keys_of(user.tid, version)
-        key_set = await published.key_set(kid)
+        key_set = await published.key_set(kid, claims.get("iss"))
         self._check_issuer(claims, user.tid, key_set)
         self._check_signature(parts, kid, key_set)
         roles = _roles(claims)
@@ -179,10 +184,10 @@ class EntraAuthenticator:
         return self._published[url]
 
     def _check_issuer(self, claims: Json, tid: str, key_set: KeySet) -> None:
-        issuer = key_set.issuer.replace(_TENANT_PLACEHOLDER, tid)
+        issuer = key_set.issuer.replace(TENANT_PLACEHOLDER, tid)
         # Metadata found under a tenant's own id vouches for that tenant; found under a domain it says by
         # the id in the issuer's path whose it is.
-        vouched = self._home_is_id or _TENANT_PLACEHOLDER in key_set.issuer or tid in issuer.split("/")
+        vouched = self._home_is_id or TENANT_PLACEHOLDER in key_set.issuer or tid in issuer.split("/")
         if claims.get("iss") != issuer or not vouched:
             raise Unauthenticated("The bearer token was not issued by this service's authority.")
 
@@ -200,7 +205,7 @@ class EntraAuthenticator:
         """
         if key.issuer is None:
             return True
-        own = key.issuer.replace(_TENANT_PLACEHOLDER, tid)
+        own = key.issuer.replace(TENANT_PLACEHOLDER, tid)
         return own in (issuer, f"{self._options.authority}/{tid}/v2.0")
 
     def _check_kind(self, claims: Json, version: str) -> bool:

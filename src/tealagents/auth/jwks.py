@@ -5,8 +5,9 @@ the authority is not one of this service. They are read
 
 - when the first token comes (its caller waits, and others with it);
 - again every 24 hours, in the background, and after a failure every five minutes;
-- when a token names a key that is not known, at most once in five minutes, whatever comes of it: a flood
-  of invented key ids costs one request, and the same five minutes are how long they are not asked about.
+- when a token names a key or an issuer that is not known, at most once in five minutes, whatever comes of
+  it: a flood of invented key ids costs one request, and the same five minutes are how long they are not
+  asked about.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ log = logging.getLogger("tealagents.auth")
 
 #: seconds after which keys are read again
 REFRESH_SECONDS = 24 * 3600.0
-#: the least seconds between two reads caused by unknown key ids, and between retries of a failed refresh
+#: the least seconds between two reads caused by tokens, and between retries of a failed refresh
 SPARING_SECONDS = 300.0
 #: seconds for which callers are turned away after keys could not be read for the first time
 FIRST_RETRY_SECONDS = 2.0
@@ -44,6 +45,8 @@ READ_SECONDS = 5.0
 MAX_BYTES = 256 * 1024
 _MAX_KEYS = 100
 _KEY_BITS = range(2048, 8192 + 1)
+#: what stands in multi-tenant metadata in the place of a tenant's id
+TENANT_PLACEHOLDER = "{tenantid}"
 
 
 class SigningKey(NamedTuple):
@@ -60,6 +63,13 @@ class KeySet:
     issuer: str
     #: by key id; Entra may list one id for several issuers
     keys: Mapping[str, tuple[SigningKey, ...]]
+
+    def knows(self, kid: str, issuer: object) -> bool:
+        """Whether it has the key, and names the issuer, for whichever tenant: a token of another tenant, or
+        one whose issuer is not text, is wrong whatever the metadata says."""
+        before, _, after = self.issuer.partition(TENANT_PLACEHOLDER)
+        named = not isinstance(issuer, str) or (issuer.startswith(before) and issuer.endswith(after))
+        return named and kid in self.keys
 
 
 class KeysUnreadable(Exception):
@@ -80,14 +90,15 @@ class PublishedKeys:
         self._failed_at: float | None = None
         self._asked_at: float | None = None
 
-    async def key_set(self, kid: str) -> KeySet:
-        """The newest key set, read again first if it lacks `kid` and has not been read again recently.
+    async def key_set(self, kid: str, issuer: object = None) -> KeySet:
+        """The newest key set, read again first if it does not know the token's key id and issuer, and has not
+        been read again recently.
 
         `AuthUnavailable` if no keys have ever been read.
         """
         if self.newest is None:
             return await self._first_reading()
-        if kid not in self.newest.keys and self._may_ask():
+        if not self.newest.knows(kid, issuer) and self._may_ask():
             await self._read_together()
         return self.newest
 
@@ -121,7 +132,12 @@ class PublishedKeys:
         try:
             self.newest = await read_key_set(self._client, self._url)
             self._failed_at = None
-            log.info("Read %d signing keys named by %s", len(self.newest.keys), self._url)
+            log.info(
+                "Read %d signing keys named by %s, whose issuer is %.200r",
+                len(self.newest.keys),
+                self._url,
+                self.newest.issuer,
+            )
         except KeysUnreadable as error:
             self._failed_at = self._clock.monotonic()
             log.warning("Signing keys of %s could not be read: %s", self._url, error)
