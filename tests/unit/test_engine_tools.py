@@ -377,6 +377,22 @@ async def test_half_a_character_in_extra_data_is_replaced(value: object, kept: o
     assert request.extra_data == {"file": kept}
 
 
+async def test_a_key_of_extra_data_is_text() -> None:
+    """A tool that gives another one fails, and the result says why."""
+
+    class Adding(Function):
+        async def call(self, context: ToolContext, arguments: Json) -> str:
+            context.add_extra_data(1, "a value")  # type: ignore[arg-type]
+            return "added"
+
+    model = Scripted(calls(ToolCall("c1", "Files-add", "{}")), says("It failed."))
+    async with process(None, model, Adding("Files-add", str)) as here:
+        request = await here.ask(streamed=True)
+        failed = returned(await here.followed(request.request_id))
+    assert (failed.is_error, request.extra_data) == (True, None)
+    assert "the key of extra data must be text, not int" in failed.output
+
+
 async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:
     """A lone surrogate or a NUL, from a file's name or a model's slip, fails nothing, and the task can be
     exported and imported. covers: STATE-4"""

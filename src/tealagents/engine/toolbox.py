@@ -115,7 +115,10 @@ class CallContext:
         self._delegation = delegation
 
     def add_extra_data(self, key: str, value: Any) -> None:
-        """Adds to the answer's `extra_data`; the value must be JSON. `ValueError` as in `storable_json`."""
+        """Adds to the answer's `extra_data`; the value must be JSON. `ValueError` as in `storable_json`,
+        `TypeError` for a key that is not text."""
+        if not isinstance(key, str):
+            raise TypeError(f"the key of extra data must be text, not {type(key).__name__}")
         try:
             plain = msgspec.json.decode(msgspec.json.encode(value))
         except UnicodeEncodeError:  # a lone surrogate: `json` escapes it, and `storable_json` replaces it
