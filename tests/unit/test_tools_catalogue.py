@@ -681,7 +681,7 @@ def named(**wrong: Any) -> Named:
         (Wrong([named(parameters={"\ud800": 1})]), r"is wrong: .* at `\$\.parameters`"),
         *(
             (Wrong([named(parameters={"default": [value]})]), r"is wrong: .* at `\$\.parameters`")
-            for value in ({1}, Decimal(1), b"x", {1: 2}, float("nan"), date(2026, 1, 1))
+            for value in ({1}, Decimal(1), b"x", {1: 2}, float("nan"), date(2026, 1, 1), 10**400)
         ),
         (
             Wrong([named(parameters={"type": "string"})]),

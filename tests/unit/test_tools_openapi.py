@@ -1608,6 +1608,17 @@ def test_values_that_a_keyword_does_not_have_are_left_out_of_a_schema() -> None:
     check_against(operation.schema, {"date": "2026-11-26"})
 
 
+@pytest.mark.parametrize(
+    "beyond", [1e400, float("nan"), 10**400, -(10**400)], ids=["1e400", "NaN", "large", "small"]
+)
+def test_a_number_that_no_service_could_read_is_left_out_of_a_schema(beyond: float) -> None:
+    """An integer beyond the largest float, too: it would fail every request."""
+    fields = {"step": {"type": "number", "default": beyond, "maximum": 10**300, "enum": [1, beyond]}}
+    body = {"content": {"application/json": {"schema": {"properties": fields}}}}
+    [operation] = operations(one_operation({"requestBody": body}), "it")
+    assert operation.schema["properties"] == {"step": {"type": "number", "maximum": 10**300}}
+
+
 def test_an_array_without_items_has_any() -> None:
     """Model services refuse a schema that does not say so."""
     parameters: list[Json] = [

@@ -2,6 +2,7 @@
 
 import json
 import re
+from sys import float_info
 from typing import Any
 
 import msgspec
@@ -37,19 +38,22 @@ def flaw(spec: ToolSpec) -> str:
 
 def _check_json(value: Any) -> None:
     """`TypeError` or `ValueError` for what a model client's encoder may refuse, which msgspec would write as
-    text: sets, numbers of other types, bytes, names that are not text."""
+    text: sets, numbers of other types, bytes, names that are not text; and for what a model service cannot
+    read: integers beyond the largest float."""
     json.dumps(value, allow_nan=False)
-    _check_names(value)
+    _check_within(value)
 
 
-def _check_names(value: Any) -> None:
+def _check_within(value: Any) -> None:
     if isinstance(value, dict):
         if not all(isinstance(name, str) for name in value):
             raise TypeError("Expected names that are text")
         value = list(value.values())
     if isinstance(value, list | tuple):
         for inner in value:
-            _check_names(inner)
+            _check_within(inner)
+    elif isinstance(value, int) and abs(value) > float_info.max:
+        raise ValueError("Expected smaller numbers")
 
 
 def bare(spec: ToolSpec) -> ToolSpec:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from math import isfinite
+from sys import float_info
 from typing import Any
 from urllib.parse import unquote
 
@@ -221,8 +221,8 @@ def _loosened(schema: Json) -> Json:
 
 def _can_be_written(value: Any) -> bool:
     """Whether a value is not a number such as `1e400`, `Infinity` or `NaN`, which Python's parser accepts but
-    JSON cannot express."""
-    return not isinstance(value, float) or isfinite(value)
+    JSON cannot express, or an integer of that size, which other parsers refuse."""
+    return not isinstance(value, int | float) or abs(value) <= float_info.max
 
 
 def _schemas(value: list[Any]) -> list[Any] | None:
