@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 
+from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.ports import Commit, Put
 from tealagents.stores import StoreConfigError, open_store
 
@@ -39,3 +40,32 @@ def test_options_of_the_page() -> None:
     """An unknown option is refused, and the known ones are listed."""
     with pytest.raises(StoreConfigError, match=r"colour: unknown key; .*\bindent\b"):
         open_store("notebook_of_the_page:NotebookStore:///state.json?colour=red")
+
+
+async def test_a_second_opening_is_refused(tmp_path: Path) -> None:
+    """While one process has the page's store open, no other can undo what it commits; afterwards one can."""
+    url = f"notebook_of_the_page:NotebookStore://{tmp_path}/state.json"
+    async with open_store(url):
+        with pytest.raises(PersistenceUnavailable, match=r"/state\.json is unavailable: another process"):
+            await open_store(url).__aenter__()
+    async with open_store(url) as store:
+        await store.ping()
+
+
+async def test_a_lost_folder_makes_the_store_unavailable(tmp_path: Path) -> None:
+    """Without its folder the page's store raises what the port names, and `ping` answers once it is back."""
+    folder, aside = tmp_path / "state", tmp_path / "aside"
+    url = f"notebook_of_the_page:NotebookStore://{folder}/state.json"
+    put = Commit(operation="0" * 24, put={"key": Put(b"value")})
+    with pytest.raises(PersistenceUnavailable, match="No such file or directory"):
+        await open_store(url).__aenter__()
+    folder.mkdir()
+    async with open_store(url) as store:
+        folder.rename(aside)
+        with pytest.raises(PersistenceUnavailable, match="No such file or directory"):
+            await store.ping()
+        with pytest.raises(PersistenceUnavailable, match="No such file or directory"):
+            await store.commit("p", put)
+        aside.rename(folder)
+        await store.ping()
+        assert await store.read("p", ["key"]) == [None]
