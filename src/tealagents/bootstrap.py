@@ -459,10 +459,10 @@ class ServiceWiring:
 def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequence[str]:
     """Why a config must not be served like this; empty where it may."""
     found = identity_problems(config, host)
-    if workers > 1 and not store_of(config).shared:
+    if workers > 1 and not (store := store_of(config)).shared:
         found.append(
-            f"{workers} workers cannot share state in memory: each worker would see only its own tasks. Set "
-            "TA_PERSISTENCE (sqlite:///state.db is enough on one machine), or use one worker"
+            f"{workers} workers cannot share the store {store.name!r}: it is for one process. Set "
+            "TA_PERSISTENCE to another (sqlite:///state.db is enough on one machine), or use one worker"
         )
     return [*found, *weak_keys(config)]
 

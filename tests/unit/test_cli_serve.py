@@ -497,6 +497,19 @@ def test_reload_and_workers_exclude_each_other(nursery: Nursery, tmp_path: Path)
     assert "leave out --reload or --workers" in served.stderr
 
 
+@pytest.mark.parametrize(("store", "name"), [("memory://", "memory"), ("notebook:Notebook", "notebook")])
+def test_workers_do_not_share_the_store_of_one_process(
+    nursery: Nursery, tmp_path: Path, store: str, name: str
+) -> None:
+    """Each would see only its own tasks, or undo what the others commit: the store is named."""
+    shutil.copy(DEMO / "config.yaml", tmp_path)
+    own = "from tealagents.stores.memory import MemoryStore\nclass Notebook(MemoryStore): name = 'notebook'"
+    (tmp_path / "notebook.py").write_text(own)
+    served = serve(nursery, tmp_path, "--workers", "2", TA_PERSISTENCE=store)
+    assert (served.returncode, served.stdout) == (2, ""), served
+    assert f"2 workers cannot share the store '{name}': it is for one process" in served.stderr
+
+
 def test_workers_that_cannot_start_are_a_start_that_fails(nursery: Nursery, tmp_path: Path) -> None:
     """The parent of several processes exits with 3 as a single one does, for its supervisor to see."""
     for name in ("config.yaml", "custom_plugins.py"):
