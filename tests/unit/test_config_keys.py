@@ -373,6 +373,8 @@ def test_remote_plugins_need_their_description(tmp_path: Path) -> None:
         "8: spec.agent.remote_plugins: needs the file that describes them; set TA_REMOTE_PLUGIN_PATH"
     ]
     catalogue = tmp_path / "remote.yaml"
+    [complaint] = complaints(tmp_path, text, TA_REMOTE_PLUGIN_PATH=str(catalogue))
+    assert complaint.startswith("TA_REMOTE_PLUGIN_PATH: ")
     catalogue.touch()
     assert read(tmp_path, text, TA_REMOTE_PLUGIN_PATH=str(catalogue)).remote_plugin_path == catalogue
 

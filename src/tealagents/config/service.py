@@ -284,7 +284,8 @@ class Loading:
 
     def check_remote_plugins(self, agent: AgentConfig, place: KeyPath) -> None:
         """Adds a problem where the agent that stands at `place` names some, and nothing describes them."""
-        if agent.remote_plugins and self.settings.remote_plugin_path is None:
+        # a variable that names no file is a problem already
+        if agent.remote_plugins and self.environment.get("TA_REMOTE_PLUGIN_PATH") is None:
             self.problems.append(self.document.problem((*place, "remote_plugins"), _NO_REMOTE_PLUGINS))
 
     def check_names(self, file: ConfigFile) -> None:
