@@ -29,7 +29,7 @@ from typing import Any, Self
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tealagents.testing.waits import until
@@ -316,6 +316,7 @@ class ContractServer:
             route(PREFIX, "POST", self._message),
             route(PREFIX + "/sse", "POST", self._message),
             route(PREFIX + "/health", "GET", self._health, public=True),
+            Route(PREFIX + "/console/", lambda _: HTMLResponse("<!doctype html>")),
             route(PREFIX + "/sessions", "GET", self._sessions),
             route(PREFIX + "/sessions/{id}", "GET", self._session),
             route(PREFIX + "/sessions/{id}", "DELETE", self._delete_session),

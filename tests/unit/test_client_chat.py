@@ -384,6 +384,12 @@ def test_finding_the_agent(service: ContractServer) -> None:
     service.faults.append(Response("<html>", 502))
     with pytest.raises(NoAgent, match="returned HTTP 502: the service is unavailable"):
         find_agent(service.root)
+    refused = {"detail": "Host: must be a loopback address. Set TA_AUTH on the service."}
+    service.faults.append(JSONResponse(refused, 400))
+    with pytest.raises(NoAgent, match=f"^{service.root} refuses the call: {refused['detail']}$"):
+        find_agent(service.root)
+    with pytest.raises(NoAgent, match=r"no agent at .*/console/\. Its address is of the form .*/Name/ver"):
+        find_agent(service.url + "/console/")
     with pytest.raises(NoAgent, match="Nothing answers"):
         find_agent("http://[")
     secure = service.root.replace("http:", "https:")

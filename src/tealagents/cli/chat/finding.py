@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from tealagents.client.errors import problem_from_body
 from tealagents.client.wire import DIRECT
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -27,7 +28,8 @@ def find_agent(url: str) -> str:
     """The URL of the agent at `url`: that of a service's only agent, or `url` itself.
 
     Raises:
-        NoAgent: nothing answers there, it is not an agent, there are several, or `url` has a query.
+        NoAgent: nothing answers there or it refuses, it is not an agent, there are several, or `url` has a
+            query.
         NotAUrl: `url` does not begin with http:// or https://.
     """
     if (bare := re.split(r"[?#]", url, maxsplit=1)[0]) != url:
@@ -53,11 +55,14 @@ def find_agent(url: str) -> str:
         raise NoAgent(f"There are several agents at {url}:\n{choices}")
     if agents:
         return joined(root, agents[0])
-    if urlsplit(root).path.count("/") < 2:
-        if response.status_code in (502, 503, 504):
-            raise NoAgent(
-                f"{url} returned HTTP {response.status_code}: the service is unavailable. Try again."
-            )
+    is_page = response.is_success and response.headers.get("content-type", "").startswith("text/html")
+    if is_page or urlsplit(root).path.count("/") < 2:
+        status = response.status_code
+        if status in (502, 503, 504):
+            raise NoAgent(f"{url} returned HTTP {status}: the service is unavailable. Try again.")
+        if response.is_error and status not in (404, 405):
+            refusal = problem_from_body(response.content, status=status)
+            raise NoAgent(f"{url} refuses the call: {refusal.detail}")
         raise NoAgent(f"There is no agent at {url}. Its address is of the form {DEFAULT_URL}/Name/version.")
     return root
 
