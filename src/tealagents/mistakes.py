@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -37,8 +37,14 @@ _WANTED = {
 _TYPES = {"string_type", "tuple_type", "list_type", "dict_type", "model_type"}
 
 
-def explain(error: ErrorDetails, model: type[BaseModel], around: Mapping[str, Any] | None = None) -> str:
-    """One sentence for one error of `model`; `around` is the mapping in which a key is missing."""
+def explain(
+    error: ErrorDetails,
+    model: type[BaseModel],
+    around: Mapping[str, Any] | None = None,
+    taken: Container[str] = (),
+) -> str:
+    """One sentence for one error of `model`; `around` is the mapping in which a key is missing, and `taken`
+    are keys that cannot be given."""
     kind, context = error["type"], error.get("ctx", {})
     match kind:
         case "missing":
@@ -47,7 +53,7 @@ def explain(error: ErrorDetails, model: type[BaseModel], around: Mapping[str, An
                 or _misspelt(str(error["loc"][-1]), model_at(model, error["loc"][:-1]), around)
             )
         case "extra_forbidden":
-            return _unknown_key(str(error["loc"][-1]), model_at(model, error["loc"][:-1]))
+            return _unknown_key(str(error["loc"][-1]), model_at(model, error["loc"][:-1]), taken)
         case "literal_error":
             return _not_one_of(error["input"], context["expected"])
         case "value_error":
@@ -65,10 +71,12 @@ def explain(error: ErrorDetails, model: type[BaseModel], around: Mapping[str, An
     return f"{wanted}, not {kind_of(error['input'])}{quotes}"
 
 
-def explained(error: ValidationError, model: type[BaseModel], given: Any) -> str:
-    """All that is wrong with what was given, in one line."""
+def explained(error: ValidationError, model: type[BaseModel], given: Any, taken: Container[str] = ()) -> str:
+    """All that is wrong with what was given, in one line. See `explain`."""
     return "; ".join(
-        ": ".join(filter(None, (key_text(each["loc"]), explain(each, model, _around(given, each["loc"])))))
+        ": ".join(
+            filter(None, (key_text(each["loc"]), explain(each, model, _around(given, each["loc"]), taken)))
+        )
         for each in error.errors(include_url=False)
     )
 
@@ -109,11 +117,11 @@ def _around(given: Any, path: Sequence[str | int]) -> Mapping[str, Any]:
     return given if isinstance(given, Mapping) else {}
 
 
-def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
+def _unknown_key(key: str, model: type[BaseModel] | None, taken: Container[str]) -> str:
     refused: Mapping[str, str] = getattr(model, "refused", {})
     if key in refused:
         return refused[key]
-    known = keys_of(model) if model else []
+    known = [each for each in keys_of(model) if each not in taken] if model else []
     return "unknown key" + (did_you_mean(key, known) or f"; the keys here are {', '.join(known)}")
 
 

@@ -93,6 +93,11 @@ def test_a_third_party_by_its_class(third_party: str, suffix: str) -> None:
         ("shoebox:Lid", r"must extend tealagents.stores.base.BaseStore"),
         ("memory://?colour=red", r"colour: unknown key; the keys here are watch_seconds"),
         ("postgresql://host/db?colour=red", r"colour: unknown key; the keys here are .*\bschema, pool\b"),
+        (
+            "sqlite:///a.db?colour=red",
+            r"colour: unknown key; the keys here are watch_seconds, busy_seconds\.$",
+        ),
+        ("sqlite:///a.db?pth=b.db", r"pth: unknown key; the keys here are watch_seconds, busy_seconds\.$"),
         ("sqlite:///a.db?busy_seconds=inf", r"busy_seconds: must be a finite number"),
         ("memory://?watch_seconds=never", r"watch_seconds: must be a number"),
         ("memory://?watch_seconds=0.1&watch_seconds=0.2", r"given twice"),

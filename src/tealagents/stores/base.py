@@ -195,7 +195,7 @@ class StoreOptions(BaseModel):
         try:
             return cls.model_validate({**place, **url.query, **options})
         except ValidationError as error:
-            raise StoreConfigError(f"{url.safe}: {sentence(explained(error, cls, options))}") from None
+            raise StoreConfigError(f"{url.safe}: {sentence(explained(error, cls, options, place))}") from None
 
 
 # --- the port's limits ------------------------------------------------------------------------------
