@@ -24,7 +24,7 @@ async def main(origin: str) -> None:
 
         async for event in client.send_message(message({"text": 'call Garden-water {"plant": "rose"}'})):
             if event.HasField("artifact_update") and not event.artifact_update.last_chunk:
-                print("piece:", event.artifact_update.artifact.parts[0].text)
+                print("delta:", event.artifact_update.artifact.parts[0].text)
             if event.HasField("task"):
                 context = event.task.context_id
 
@@ -36,7 +36,7 @@ async def main(origin: str) -> None:
                 print("waits:", status.message.parts[0].text)
                 task = event.status_update.task_id
         async for event in client.send_message(message({"data": {"action": "approve"}}, task_id=task)):
-            if event.artifact_update.last_chunk:  # the whole answer, which replaces its pieces
+            if event.artifact_update.last_chunk:  # the whole answer, which replaces its deltas
                 print("done:", event.artifact_update.artifact.parts[0].text)
 
 
