@@ -470,7 +470,10 @@ def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequenc
 def weak_keys(config: ServiceConfig) -> Sequence[str]:
     """Why a key of the config is not worth its name; empty where it is."""
     if config.audit_key and len(config.audit_key.get_secret_value()) < SHORTEST_AUDIT_KEY:
-        return [f"TA_AUDIT_KEY is shorter than {SHORTEST_AUDIT_KEY} characters"]
+        return [
+            f"TA_AUDIT_KEY is shorter than {SHORTEST_AUDIT_KEY} characters; make one with "
+            "`openssl rand -base64 32`"
+        ]
     return []
 
 

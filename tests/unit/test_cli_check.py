@@ -107,6 +107,26 @@ def test_what_would_hinder_the_start_is_said(folder: Path) -> None:
     checked = check(folder, TA_AUDIT_KEY="short")
     assert checked.exit_code == 2, checked.output
     assert "TA_AUDIT_KEY is shorter than 16 characters" in checked.output
+    assert "make one with `openssl rand -base64 32`" in checked.output
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        (
+            [],
+            "TA_SERVICE_CONFIG: is not set, and no config file was named; `tealagents new NAME` creates one",
+        ),
+        (["."], ".: cannot be read: is a directory; name the config file in it"),
+    ],
+)
+def test_a_config_file_has_to_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str], said: str
+) -> None:
+    """Itself, not its folder."""
+    monkeypatch.chdir(tmp_path)
+    checked = CliRunner().invoke(command_line("check"), ["check", *named], env={"TA_SERVICE_CONFIG": ""})
+    assert (checked.exit_code, checked.output) == (2, f"✗ {said}\n")
 
 
 def test_servers_are_not_asked(folder: Path) -> None:

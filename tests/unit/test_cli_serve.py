@@ -90,6 +90,24 @@ def test_the_offline_models_script_may_be_named_in_the_env_file(nursery: Nursery
     assert "repply" in served.stderr
 
 
+def test_a_service_without_a_key_can_be_tried_with_the_offline_model(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Which needs none: the refusal says so."""
+    shutil.copy(DEMO / "config.yaml", tmp_path)
+    served = subprocess.run(
+        [nursery.program, "serve", "config.yaml", "--port", str(free_port())],
+        env={**os.environ, "TA_API_KEY": "", "TA_BASE_URL": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (served.returncode, served.stdout) == (2, ""), served
+    assert "TA_API_KEY: " in served.stderr
+    assert "Or try it with --offline." in served.stderr
+
+
 @pytest.mark.parametrize("options", [(), ("--workers", "2"), ("--reload",)])
 def test_the_offline_model_needs_no_identity(
     nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
@@ -662,17 +680,22 @@ def test_of_two_that_start_on_one_port_the_later_one_ends(
 
 
 @pytest.mark.parametrize("command", [SERVE, ("offline-model",)])
-def test_a_host_that_can_be_no_name_is_refused(nursery: Nursery, command: tuple[str, ...]) -> None:
-    """By the option, with exit status 2."""
+@pytest.mark.parametrize(
+    ("host", "reported"), [("é..x", "'é..x' is not a valid host name"), ("", "it is empty: name an address")]
+)
+def test_a_host_that_can_be_no_name_is_refused(
+    nursery: Nursery, command: tuple[str, ...], host: str, reported: str
+) -> None:
+    """By the option, with exit status 2. An empty one would be every address of the machine."""
     ended = subprocess.run(
-        [nursery.program, *command, "--host", "é..x", "--port", str(free_port())],
+        [nursery.program, *command, "--host", host, "--port", str(free_port())],
         env={**os.environ, "TA_AUTH": "mock"},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert ended.returncode == 2, ended
-    assert "'--host': 'é..x' is not a valid host name" in ended.stderr
+    assert f"'--host': {reported}" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

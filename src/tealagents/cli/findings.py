@@ -38,6 +38,8 @@ class Need:
     what: str
     #: the error without it
     problem: str
+    #: whether the offline model does without it
+    by_model: bool = False
 
 
 @dataclass
@@ -130,7 +132,7 @@ def _examine_model(
     lacks_key = config.api_key is None and credential is None
     with_key = replace(config, api_key=_SOME_KEY) if lacks_key else config
     if lacks_key and error_of(with_key) is None:
-        found.needed.append(Need(_key_of(config), f"TA_API_KEY: {error}"))
+        found.needed.append(Need(_key_of(config), f"TA_API_KEY: {error}", by_model=True))
     elif config.base_url and error_of(replace(with_key, base_url=_SOME_URL)) is None:
         found.wrong.append(str(ConfigProblem(None, None, "TA_BASE_URL", str(error))))
     else:

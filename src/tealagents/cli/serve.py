@@ -499,7 +499,8 @@ def build_or_exit(config: ServiceConfig) -> "ASGIApp":
     except START_ERRORS as error:
         found = Findings()
         examine(found, config)
-        raise fail(*([*found.wrong, *(each.problem for each in found.needed)] or [str(error)])) from None
+        needed = [f"{each.problem}{' Or try it with --offline.' * each.by_model}" for each in found.needed]
+        raise fail(*([*found.wrong, *needed] or [str(error)])) from None
 
 
 def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":

@@ -134,8 +134,9 @@ def read_document(path: Path, problems: list[ConfigProblem]) -> Document:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
+        hint = "; name the config file in it" if isinstance(error, IsADirectoryError) else ""
         raise ConfigError(
-            [ConfigProblem(str(path), None, "", f"cannot be read: {file_reason(error)}")]
+            [ConfigProblem(str(path), None, "", f"cannot be read: {file_reason(error)}{hint}")]
         ) from None
     try:
         root = yaml.compose(text, Loader=_Loader)

@@ -191,10 +191,8 @@ def _read(path: Path | None, env: Mapping[str, str], dotenv: Path | None) -> "Lo
     settings = read_settings(environment, problems, warnings)
     path = path or settings.service_config
     if path is None:
-        problems.append(
-            ConfigProblem(None, None, "TA_SERVICE_CONFIG", "is not set, and no config file was named")
-        )
-        raise ConfigError(problems)
+        message = "is not set, and no config file was named; `tealagents new NAME` creates one"
+        raise ConfigError([*problems, ConfigProblem(None, None, "TA_SERVICE_CONFIG", message)])
     try:
         document = read_document(path, problems)
     except ConfigError as error:
