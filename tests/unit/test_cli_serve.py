@@ -874,6 +874,27 @@ def test_a_reload_follows_what_the_config_names_wherever_it_is(nursery: Nursery,
             until((tmp_path / "started").exists)
 
 
+def test_a_reload_with_a_mistake_waits_for_the_next(
+    nursery: Nursery, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It says so, and serves again when the mistake is corrected."""
+    for name in ("config.yaml", "custom_plugins.py"):
+        shutil.copy(DEMO / name, tmp_path)
+    config, said = tmp_path / "config.yaml", list[str]()
+
+    def waits() -> bool:
+        said.append(capfd.readouterr().err)
+        return "not serving: waiting for a file to change" in "".join(said)
+
+    with served_from(nursery, tmp_path, "--reload") as url:
+        right = config.read_text()
+        config.write_text(f"{right}\n]")
+        until(waits)
+        assert f"{config}:" in "".join(said)
+        config.write_text(right)
+        until(lambda: console(url) == 200)
+
+
 def test_a_reload_follows_the_types_of_an_earlier_file_wherever_they_are(tmp_path: Path) -> None:
     """Their folder is watched, too."""
     types = tmp_path / "types" / "inputs.py"

@@ -30,6 +30,7 @@ from tealagents.serving import STOPPING
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from uvicorn import Server
 
     from tealagents.llm.offline import OfflineModel
 
@@ -392,12 +393,21 @@ def _run_reloading(
         reload_includes=["*.yaml", "*.yml", "*.py", ".env", *(file.name for file in files)],
         **options,
     )
-    reloader = Reloader(config, target=Server(config).run, sockets=[listener])
+    reloader = Reloader(config, target=partial(_serve_or_wait, Server(config)), sockets=[listener])
     reloader.follow = follow
     for number in STOPPING:  # the reloader installs its own handlers a moment later
         signal.signal(number, reloader.signal_handler)
     if not stopped:
         reloader.run()
+
+
+def _serve_or_wait(server: "Server", sockets: list[socket.socket]) -> None:
+    """Serves in a child process of the reloader, which starts the next one only when a file changes."""
+    try:
+        server.run(sockets=sockets)
+    except SystemExit:  # it could not be built; why has been printed
+        warn("not serving: waiting for a file to change")
+        raise
 
 
 def _run_workers(
