@@ -57,6 +57,16 @@ def test_a_service_comes_back_to_its_port() -> None:
             httpx.get(f"{again.url}/health/live").raise_for_status()
 
 
+def test_a_service_that_cannot_start_says_why() -> None:
+    """Without a wait for an answer that cannot come."""
+    config = service.agent_config(agent={"mcp_servers": [{"name": "far", "command": "./none"}]})
+    with (
+        pytest.raises(RuntimeError, match=r"ended while it started:\nToolsetError: MCP server far: the"),
+        service.ServiceThread(config, {"TA_API_KEY": "k", "TA_AUTH": "mock"}),
+    ):
+        pass
+
+
 def test_redis_keeps_what_is_durable() -> None:
     """A durable server has its data after it was killed, another one has not."""
     for durable, kept in ((True, "value"), (False, "")):

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -21,9 +21,12 @@ from typing import Any, Protocol, Self
 import httpx
 import uvicorn
 import yaml
+from starlette.types import Receive, Scope, Send
 
 from tealagents.cli.protocol import server_options
 from tealagents.config.file import read_document
+from tealagents.domain.errors import described, ungrouped
+from tealagents.limits import Limits
 from tealagents.testing.clock import ShiftedClock, advance
 from tealagents.testing.servers import free_port
 
@@ -104,7 +107,7 @@ class RunningService:
         raise RuntimeError("the service does not answer:\n" + self.log())
 
     def log(self) -> str:
-        """The output of the service so far; empty for a thread."""
+        """The output of the service so far; of a thread, only the error that ended it."""
         return ""
 
     def _cleanup(self) -> None:
@@ -135,6 +138,7 @@ class ServiceThread(RunningService):
         self._wiring = {"clock": self._clock, **wiring} if moved else wiring
         self._thread: threading.Thread | None = None
         self._server: uvicorn.Server | None = None
+        self._failure = ""
         self.app: Any = None
 
     def __enter__(self) -> Self:
@@ -144,9 +148,14 @@ class ServiceThread(RunningService):
         try:
             config = load(self.config_path, env=self._env, dotenv=None)
             self.app = wiring(config).application(config, **self._wiring)
+            self._start(config.limits)
         except BaseException:
             self._cleanup()
             raise
+        return self
+
+    def _start(self, limits: Limits) -> None:
+        """Starts the thread. `RuntimeError` with the reason if the application does not start."""
         sock = socket.socket()
         sock.setsockopt(
             socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
@@ -154,20 +163,35 @@ class ServiceThread(RunningService):
         sock.bind(("127.0.0.1", self._wanted_port))
         sock.listen(512)
         self.port = sock.getsockname()[1]
-        options = uvicorn.Config(self.app, **server_options(config.limits), timeout_graceful_shutdown=2)
+        options = uvicorn.Config(self._serve, **server_options(limits), timeout_graceful_shutdown=2)
         self._server = server = uvicorn.Server(options)
 
         factory = asyncio.SelectorEventLoop if self._clock else options.get_loop_factory()
 
         def run() -> None:
-            with asyncio.Runner(loop_factory=factory) as runner:
+            # a failed start is a `SystemExit`; if it left the socket open, clients would wait for an answer
+            with sock, contextlib.suppress(SystemExit), asyncio.Runner(loop_factory=factory) as runner:
                 self._loop = runner.get_loop()
                 runner.run(server.serve(sockets=[sock]))
 
         self._thread = threading.Thread(target=run, daemon=True, name="service under test")
         self._thread.start()
         self._wait_until_it_answers(self._thread.is_alive)
-        return self
+
+    def _serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return (self._live if scope["type"] == "lifespan" else self.app)(scope, receive, send)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The lifespan of the application; notes the error that ends it."""
+        try:
+            with ungrouped():
+                await self.app(scope, receive, send)
+        except BaseException as error:
+            self._failure = described(error)
+            raise
+
+    def log(self) -> str:
+        return self._failure
 
     def advance(self, seconds: float) -> None:
         """Sets the service's time forward: deadlines pass, sleeps end, idle connections are closed.
