@@ -1,5 +1,6 @@
 """Plugins written for the earlier platform, with stand-ins for the packages they import."""
 
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -162,11 +163,16 @@ def test_what_cannot_be_called_is_reported_at_start() -> None:
         tools("OddConstructor")
 
 
-async def test_every_form_of_import_works(tmp_path: Path) -> None:
-    """Of a module by its whole name, and inside a function that is called later."""
+@pytest.mark.parametrize("module", ["semantic_kernel.functions", "semantic_kernel"])
+async def test_every_form_of_import_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    """Of a module by its whole name, of the package alone, and inside a function that is called later."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "semantic_kernel"]:
+        monkeypatch.delitem(sys.modules, name)
     file = tmp_path / "custom_plugins.py"
     file.write_text(
-        "import semantic_kernel.functions\n"
+        f"import {module}\n"
         "import sk_agents.ska_types\n\n"
         "class Late(sk_agents.ska_types.BasePlugin):\n"
         "    @semantic_kernel.functions.kernel_function\n"
@@ -190,15 +196,26 @@ def test_a_package_that_is_installed_is_used(tmp_path: Path, monkeypatch: pytest
     file.write_text("from sk_agents import REAL\nimport sk_agents.ska_types\n")
     with pytest.raises(ToolsetError, match=r"imports sk_agents\.ska_types of the earlier"):
         load_plugins(file, ["Any"])
+    file.write_text("from sk_agents import IMAGINED")
+    with pytest.raises(ToolsetError, match=r"line 1: .* cannot import name 'IMAGINED' from 'sk_agents'"):
+        load_plugins(file, ["Any"])
     for name in [name for name in sys.modules if name.partition(".")[0] == "sk_agents"]:
         del sys.modules[name]
 
 
-def test_a_module_that_is_not_stood_in_for_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("statement", "missing"),
+    [
+        ("from semantic_kernel.connectors.ai import something", "semantic_kernel.connectors"),
+        ("from semantic_kernel.functions import KernelPlugin", "semantic_kernel.functions.KernelPlugin"),
+        ("from semantic_kernel import connectors", "semantic_kernel.connectors"),
+    ],
+)
+def test_a_module_that_is_not_stood_in_for_is_named(tmp_path: Path, statement: str, missing: str) -> None:
     """If a file needs more of the framework than its mark, the error says what is missing and what to do."""
     file = tmp_path / "custom_plugins.py"
-    file.write_text("from semantic_kernel.connectors.ai import something\n")
-    with pytest.raises(ToolsetError, match=r"imports semantic_kernel\.connectors of the earlier.*mcp"):
+    file.write_text(f"{statement}\n")
+    with pytest.raises(ToolsetError, match=rf"imports {re.escape(missing)} of the earlier.*mcp"):
         load_plugins(file, ["Any"])
 
 

@@ -149,10 +149,8 @@ def imported(file: Path) -> ModuleType:
 
 
 def _import_failure(file: Path, error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name is not None:
-        hint = semantic_kernel.missing_package(error.name)
-        if hint:
-            return f"{file.name}: {hint}"
+    if isinstance(error, ImportError) and (hint := semantic_kernel.missing_import(error)):
+        return f"{file.name}: {hint}"
     return f"{place_of(error, str(file))}: the file cannot be loaded: {described(error)}"
 
 

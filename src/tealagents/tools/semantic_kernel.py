@@ -9,9 +9,11 @@ of extra data. Here, a use is one call.
 """
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -204,6 +206,9 @@ class _StandIns(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         vars(module).update(_STAND_INS[module.__name__])
+        for name in _STAND_INS:
+            if name.rpartition(".")[0] == module.__name__:
+                import_module(name)  # as the real package does, which makes it an attribute
 
 
 _FINDER = _StandIns()
@@ -219,15 +224,18 @@ def stand_in() -> None:
         sys.meta_path.append(_FINDER)  # last, so that an installed package is found first
 
 
-def missing_package(module: str) -> str | None:
-    """What to do if a plugin file imports `module`, which is not there; None if it is not the earlier
-    platform's."""
-    if module.partition(".")[0] not in ("semantic_kernel", "sk_agents"):
+def missing_import(error: ImportError) -> str | None:
+    """What to do about the failed import of a plugin file; None if it is not one of the earlier platform, or
+    if an installed module lacks the name."""
+    module = error.name or ""
+    if module.partition(".")[0] not in ("semantic_kernel", "sk_agents") or error.path is not None:
         return None
+    name = re.match("cannot import name '(.+?)'", str(error))
     return (
-        f"it imports {module} of the earlier platform, of which only what plugins are made with is available "
-        "here. Derive its plugins from tealagents.plugins.Plugin, or install the package semantic-kernel in "
-        "an environment of its own without MCP servers: it needs an older version of the package mcp."
+        f"it imports {f'{module}.{name[1]}' if name else module} of the earlier platform, of which only what "
+        "plugins are made with is available here. Derive its plugins from tealagents.plugins.Plugin, or "
+        "install the package semantic-kernel in an environment of its own without MCP servers: it needs an "
+        "older version of the package mcp."
     )
 
 
