@@ -417,6 +417,13 @@ def test_telemetry_is_off_until_there_is_an_endpoint(tmp_path: Path) -> None:
     assert any("TA_OTEL_ENDPOINT" in warning for warning in config.warnings)
 
 
+@pytest.mark.parametrize(("port", "warned"), [(4317, True), (4318, False)])
+def test_a_collectors_port_for_grpc_is_a_warning(tmp_path: Path, port: int, warned: bool) -> None:
+    """Export is over HTTP, so nothing would arrive there."""
+    config = read(tmp_path, TA_OTEL_ENDPOINT=f"http://collector:{port}")
+    assert any("port for HTTP, usually 4318" in warning for warning in config.warnings) == warned
+
+
 def test_headers_are_lower_case(tmp_path: Path) -> None:
     """Names of headers are compared without their case."""
     assert read(tmp_path, TA_FORWARD_HEADERS="X-Team  accept-language").forward_headers == (

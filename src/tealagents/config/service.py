@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
@@ -52,6 +53,8 @@ _STAND_INS = ("unset", "https://unset.invalid", "00000000-0000-0000-0000-0000000
 _STAND_IN_NUMBER = FromEnvironment("1")
 #: characters of a value that an error repeats
 _MOST_REPEATED = 60
+#: the port for OTLP over gRPC, by convention
+_GRPC_PORT = 4317
 _CERTIFICATE: KeyPath = (*AUTH, "certificate")
 _PROVIDER: KeyPath = (*AUTH, "provider")
 _PERSISTENCE: KeyPath = ("spec", "persistence")
@@ -416,6 +419,11 @@ def _warnings_of(auth: AuthConfig, settings: Settings) -> Iterator[str]:
         yield "TA_ENCRYPTION_OLD_KEYS: has no effect without TA_ENCRYPTION_KEY; nothing is encrypted"
     if settings.telemetry_enabled and settings.otel_endpoint is None:
         yield "TA_TELEMETRY_ENABLED: has no effect without TA_OTEL_ENDPOINT; nothing is exported"
+    if settings.otel_endpoint is not None and urlsplit(settings.otel_endpoint).port == _GRPC_PORT:
+        yield (
+            f"TA_OTEL_ENDPOINT: {_GRPC_PORT} is usually a collector's port for gRPC, and the service exports "
+            "over HTTP; use the collector's port for HTTP, usually 4318"
+        )
 
 
 def _telemetry(settings: Settings) -> TelemetryOptions:
