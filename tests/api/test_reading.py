@@ -4,13 +4,14 @@ import asyncio
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 import pytest
+from talk import begin, call, cancel, lines, working_service
 from wire import Json, problem, store_of, text
 
 from tealagents.domain import ids
@@ -20,6 +21,7 @@ from tealagents.llm.offline import OfflineModel
 from tealagents.state import codec, history, keys
 from tealagents.stores import open_store
 from tealagents.testing.service import ServiceThread, agent_config
+from tealagents.testing.waits import until
 
 HERE = Path(__file__).parent
 T = TypeVar("T")
@@ -381,6 +383,55 @@ def test_a_patch_merges_metadata(user: httpx.Client) -> None:
     assert user.get(f"/tasks/{task}").json() == patched
     assert user.patch(f"/tasks/{task}", json={}).raise_for_status().json()["metadata"] == patched["metadata"]
     assert "task.patched" in [entry["action"] for entry in pages(user, f"/tasks/{task}/audit", 200)]
+
+
+def test_each_step_of_a_request_moves_last_updated(tmp_path: Path) -> None:
+    """From the message to the answer, and back by a rollback; the clock moves before each step, so that no
+    step takes its time from another. covers: STATE-2"""
+    file, slow = tmp_path / "written", {"first_delay_ms": 600_000}
+    held = {"rules": [{"when": each, "reply": slow} for each in ("slowly", {"tool_result": True})]}
+    linger = call("Work-linger", file=str(file), line="x", seconds=30)
+    with (
+        working_service(held, moved=True, concurrency="enqueue") as (service, model),
+        service.client() as ada,
+    ):
+        first = begin(ada, "slowly")
+        task = first["task_id"]
+
+        def shown() -> Json:
+            found: Json = ada.get(f"/tasks/{task}").raise_for_status().json()
+            return found
+
+        @contextmanager
+        def moves(status: str) -> Iterator[None]:
+            before = shown()["last_updated"]
+            service.advance(1)
+            yield
+            until(lambda: (now := shown())["status"] == status and now["last_updated"] > before)
+
+        with moves("Completed"):
+            model.release()
+        model.script(held)
+        with moves("Running"):
+            running = begin(ada, f"slowly {linger}", task_id=task)
+        with moves("Running"):
+            queued = begin(ada, "hello", task_id=task)
+        with moves("Running"):
+            cancel(ada, queued)
+        with moves("Paused"):
+            model.release()
+        model.script(held)
+        with moves("Running"):
+            resume = f"/requests/{running['request_id']}/resume"
+            ada.post(resume, json={"action": "approve"}, headers={"prefer": "respond-async"})
+            until(lambda: lines(file))
+        with moves("Running"):
+            service.advance(30)
+        with moves("Canceled"):
+            cancel(ada, running)
+        with moves("Canceled"):
+            rollback = {"checkpoint_id": first["request_id"]}
+            ada.post(f"/tasks/{task}/rollback", json=rollback).raise_for_status()
 
 
 def test_an_expired_task_is_gone_for_everyone_and_erased_by_no_one(
