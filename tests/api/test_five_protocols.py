@@ -335,7 +335,8 @@ IMAGES: dict[str, tuple[str, Json]] = {
 def test_the_kind_of_an_image_is_sent_in_lower_case(
     name: str, running: tuple[ServiceThread, OfflineModel]
 ) -> None:
-    """Case means nothing in it by its standards (RFC 2397, RFC 2045), but not all who read it know that."""
+    """Case means nothing in it by its standards (RFC 2397, RFC 2045), but not all who read it know that.
+    covers: MODEL-2"""
     path, body = IMAGES[name]
     service, model = running
     with service.client("ada", headers=a2a_talk.VERSION) as client:

@@ -173,7 +173,8 @@ PATH_IDS = {
 
 @pytest.mark.parametrize("name", BODIES)
 def test_a_hostile_body_is_refused_by_name(ada: httpx.Client, name: str) -> None:
-    """The field is named, as JSON and as a stream, and nothing of it is stored. covers: MODEL-3"""
+    """The field is named, as JSON and as a stream, and nothing of it is stored. `chat_history` and unknown
+    types of items are among them. covers: MODEL-1, MODEL-2, MODEL-3"""
     content, status, field = BODIES[name]
     for path in ("", "/sse"):
         problem(ada.post(path, content=content, headers=JSON), status, "invalid_request", field)

@@ -375,7 +375,7 @@ def test_relative_paths_of_a_remote_catalogue(
     ],
 )
 def test_a_process_imports_what_it_serves(tmp_path: Path, text: str, absent: tuple[str, ...]) -> None:
-    """A process imports nothing of other versions, nor what only describes an API."""
+    """A process imports nothing of other versions, nor what only describes an API. covers: APP-2"""
     file = write(tmp_path, text)
     absent = ("fastapi", *(f"tealagents.{name}" for name in absent))
     code = (
