@@ -15,25 +15,16 @@ from talk import begin, call, cancel, lines, working_service
 from wire import Json, problem, store_of, text
 
 from tealagents.domain import ids
-from tealagents.domain.clock import SystemClock
 from tealagents.domain.ports import Commit, Put, Record, Store
 from tealagents.llm.offline import OfflineModel
 from tealagents.state import codec, history, keys
 from tealagents.stores import open_store
+from tealagents.testing.clock import ShiftedClock
 from tealagents.testing.service import ServiceThread, agent_config
 from tealagents.testing.waits import until
 
 HERE = Path(__file__).parent
 T = TypeVar("T")
-
-
-class ShiftedClock(SystemClock):
-    """The machine's clock, set forward by as much as a test says."""
-
-    shift = timedelta(0)
-
-    def now(self) -> datetime:
-        return datetime.now(UTC) + self.shift
 
 
 class Place:
