@@ -187,7 +187,13 @@ async def messages(exchange: Exchange, view: RequestView, most: int | None = Non
 
 
 async def user_message(exchange: Exchange, partition: str, record: RequestRecord) -> Message | None:
-    """The user's message that a request began with, or waits with; None where there is none."""
+    """The user's message that a request began with, or waits with; None where there is none.
+
+    It is read from the store unless it is being answered in this process.
+    """
+    run = exchange.service.run_of(record.request_id)
+    if run is not None and run.message is not None:
+        return run.message
     if not record.first_seq and record.waiting is not None:
         if (message := await waiting_message(exchange.tasks, partition, record)) is not None:
             return message

@@ -29,7 +29,7 @@ from tealagents.domain.errors import (
     ends_task,
 )
 from tealagents.domain.events import Event, Started, TextDelta, ToolCalled, beginning
-from tealagents.domain.models import Approval, Failure, Outcome, RequestRecord, Status, ToolOutcome
+from tealagents.domain.models import Approval, Failure, Message, Outcome, RequestRecord, Status, ToolOutcome
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.conversations import TaskConversation, TaskConversations
 from tealagents.engine.loop import HumanNeeded, Resumption
@@ -94,6 +94,11 @@ class Run:
     @property
     def request(self) -> RequestRecord:
         return self._writer.request
+
+    @property
+    def message(self) -> Message | None:
+        """The user's message that is answered; None if the run continues after a pause."""
+        return self._writer.message
 
     @property
     def partition(self) -> str:

@@ -22,10 +22,12 @@ from talk import working_service
 
 from tealagents.api import requests
 from tealagents.api.exchange import Exchange, RequestView
+from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.json_limits import MOST_EXTREMES, MOST_VALUES
 from tealagents.domain.models import Caller
 from tealagents.state import latest
 from tealagents.state.new_message import Key, NewMessage
+from tealagents.stores.memory import MemoryStore
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
 
@@ -407,6 +409,20 @@ def test_a_stream_begins_with_what_the_user_has_said(wire: Wire, release: Callab
     for configuration, shown in (({}, [said]), ({"historyLength": 5}, [said]), ({"historyLength": 0}, None)):
         again = {**sent, "configuration": configuration}
         assert next(wire.stream("SendStreamingMessage", again))["task"].get("history") == shown
+
+
+def test_a_stream_begins_without_another_read_of_the_store(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message is at hand. With the store away, the client would not learn of the task that runs."""
+
+    async def away(*_: object, **__: object) -> list[str]:
+        raise PersistenceUnavailable("cannot be read")
+
+    monkeypatch.setattr(MemoryStore, "scan", away)
+    first, *updates = wire.stream("SendStreamingMessage", {"message": message("hello")})
+    assert first["task"]["history"][0]["parts"] == [{"text": "hello"}]
+    assert state(updates[-1]["statusUpdate"]) == "COMPLETED"
 
 
 def test_a_stream_of_a_task_that_waits_its_turn_begins_with_what_the_user_has_said() -> None:
