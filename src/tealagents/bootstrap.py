@@ -461,7 +461,7 @@ def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequenc
     found = identity_problems(config, host)
     if workers > 1 and not (store := store_of(config)).shared:
         found.append(
-            f"{workers} workers cannot share the store {store.name!r}: it is for one process. Set "
+            f"{workers} workers cannot share the store {store.name!r}: it is for one process only. Set "
             "TA_PERSISTENCE to another (sqlite:///state.db is enough on one machine), or use one worker"
         )
     return [*found, *weak_keys(config)]

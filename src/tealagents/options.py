@@ -149,7 +149,7 @@ def _tenant_id(text: str) -> str:
 
 def _permission(text: str) -> str:
     if not re.fullmatch(r"[!#-\[\]-~]+", text):
-        raise ValueError("must be ASCII characters other than spaces, double quotes and backslashes")
+        raise ValueError("must consist of ASCII characters other than spaces, double quotes and backslashes")
     return text
 
 

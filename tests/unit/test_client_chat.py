@@ -386,7 +386,7 @@ def test_finding_the_agent(service: ContractServer) -> None:
         find_agent(service.root)
     refused = {"detail": "Host: must be a loopback address. Set TA_AUTH on the service."}
     service.faults.append(JSONResponse(refused, 400))
-    with pytest.raises(NoAgent, match=f"^{service.root} refuses the call: {refused['detail']}$"):
+    with pytest.raises(NoAgent, match=f"^{service.root} answered with an error: {refused['detail']}$"):
         find_agent(service.root)
     with pytest.raises(NoAgent, match=r"no agent at .*/console/\. Its address is of the form .*/Name/ver"):
         find_agent(service.url + "/console/")

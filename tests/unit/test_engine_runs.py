@@ -43,7 +43,7 @@ from tealagents.domain.models import (
     ToolCall,
 )
 from tealagents.domain.ports import Commit, ModelCall, Put, Record, Store
-from tealagents.engine import publishing, run, wait_queue
+from tealagents.engine import publishing, run, service, wait_queue
 from tealagents.engine.approvals import Command
 from tealagents.engine.observer import Observer, RequestWatch
 from tealagents.engine.turn import LAST_WORDS_SECONDS
@@ -466,6 +466,19 @@ async def test_the_sender_of_a_queued_request_hears_at_once_that_it_was_canceled
             assert (await here.service.outcome(waiting)).status == "Canceled"
         assert looks[0] is None
         assert (await here.request(first.request.request_id)).status == "Running"
+
+
+async def test_a_queued_request_is_canceled_without_waiting_for_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its message does not become part of the task. covers: TASK-5"""
+    monkeypatch.setattr(service, "ASKED_SECONDS", 3600)
+    async with process(None, Scripted(waits(asyncio.Event())), concurrency="enqueue") as here:
+        first = await here.send("one")
+        waiting = await here.send("two", first.request.task_id)
+        async with asyncio.timeout(30):
+            ended = await here.service.cancel(here.partition(), waiting.request.request_id, ADA.user.key)
+        assert (ended.status, ended.started_at, ended.first_seq) == ("Canceled", None, 0)
 
 
 async def test_who_waits_is_called_though_a_look_went_wrong() -> None:

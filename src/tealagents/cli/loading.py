@@ -66,7 +66,7 @@ def host_name(host: str) -> str:
     """The callback of `--host`. Refuses invalid names, for which a socket would raise TypeError, and an empty
     one, which would be every address of this machine."""
     if not host:
-        raise typer.BadParameter("it is empty: name an address, or leave it out")
+        raise typer.BadParameter("it is empty: name an address, or leave the option out")
     try:
         host.encode("idna")
     except UnicodeError:

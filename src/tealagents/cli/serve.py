@@ -405,8 +405,9 @@ def _serve_or_wait(server: "Server", sockets: list[socket.socket]) -> None:
     """Serves in a child process of the reloader, which starts the next one only when a file changes."""
     try:
         server.run(sockets=sockets)
-    except SystemExit:  # it could not be built; why has been printed
-        warn("not serving: waiting for a file to change")
+    except SystemExit:
+        if not server.config.loaded:  # the application could not be built; why has been printed
+            warn("not serving: waiting for a file to change")
         raise
 
 

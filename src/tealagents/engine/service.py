@@ -266,7 +266,7 @@ class Service:
                     raise
                 if found.status in ENDED:
                     return found
-                run = await self._stopped(request_id, Stop(CANCELED, actor))
+                run = await self._stopped(request_id, Stop(CANCELED, actor), queued=found.status == "Queued")
                 if run is not None:
                     found = (await self.tasks.request(partition, request_id)).value
                     if found.status in ENDED:
@@ -281,13 +281,15 @@ class Service:
                 raise
             return last.value
 
-    async def _stopped(self, request_id: str, stop: Stop) -> Run | None:
+    async def _stopped(self, request_id: str, stop: Stop, *, queued: bool = False) -> Run | None:
         """Stops a request that runs here, or is about to; returns its run, which is over then.
 
-        None if no run is here: the request has to be ended from outside.
+        None if no run is here: the request has to be ended from outside. So has one that is `queued`, whose
+        turn may be far off; if it comes first, its run stops at once.
         """
         run = self._runs.get(request_id)
-        if run is None and (settled := self.tasks.begun.stop_early(request_id, stop)) is not None:
+        settled = self.tasks.begun.stop_early(request_id, stop) if run is None else None
+        if settled is not None and not queued:
             await asyncio.wait([settled], timeout=ASKED_SECONDS)
             run = self._runs.get(request_id)
         if run is not None:

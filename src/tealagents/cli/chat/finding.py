@@ -62,7 +62,7 @@ def find_agent(url: str) -> str:
             raise NoAgent(f"{url} returned HTTP {status}: the service is unavailable. Try again.")
         if response.is_error and status not in (404, 405):
             refusal = problem_from_body(response.content, status=status)
-            raise NoAgent(f"{url} refuses the call: {refusal.detail}")
+            raise NoAgent(f"{url} answered with an error: {refusal.detail}")
         raise NoAgent(f"There is no agent at {url}. Its address is of the form {DEFAULT_URL}/Name/version.")
     return root
 
