@@ -1033,8 +1033,9 @@ def refusal_of(message: dict[str, Any], status: int, text: str, *, own_id: bool 
 
 @pytest.mark.parametrize("status", [400, 404])
 @pytest.mark.parametrize("own_id", [True, False, None], ids=["own id", "no id", "no JSON"])
+@pytest.mark.parametrize("pings", [False, True], ids=["", "ping needs no session"])
 async def test_a_call_that_is_refused_since_its_session_is_forgotten_is_made_in_the_next_one(
-    status: int, own_id: bool | None
+    status: int, own_id: bool | None, pings: bool
 ) -> None:
     """With 404 by the specification, with 400 from many servers; some name the request that they refuse."""
     seen = list[str]()
@@ -1044,12 +1045,54 @@ async def test_a_call_that_is_refused_since_its_session_is_forgotten_is_made_in_
         text = "Bad Request: No valid session ID provided"
         if "tools/call" not in seen or seen.count("initialize") > 1 or not message:
             return None
+        if pings and seen[-1] == "ping":
+            return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": {}})
         return refusal_of(message, status, text, own_id=own_id)
 
     with served(Starlette(routes=[mcp_route("count", forgetful)])) as url:
         async with opened("web", url=f"{url}/mcp", **TRUSTED) as server:
             assert await call(server, "count") == "count"
     assert seen.count("tools/call") == seen.count("initialize") == 2
+
+
+@pytest.mark.parametrize(("status", "own_id"), [(400, True), (400, False), (400, None), (404, True)])
+async def test_a_call_that_may_be_refused_since_its_session_is_forgotten_fails_and_the_next_has_a_new_session(
+    status: int, own_id: bool | None
+) -> None:
+    """Each refusal has a text of its own: with a time, a trace, or an id that a gateway gives the request."""
+    seen = list[str]()
+
+    async def forgetful(request: Request, message: dict[str, Any]) -> Response | None:
+        seen.append(message.get("method", ""))
+        if "tools/call" not in seen or seen.count("initialize") > 1 or not message:
+            return None
+        return refusal_of(message, status, f"Unknown session (request {len(seen)})", own_id=own_id)
+
+    with served(Starlette(routes=[mcp_route("count", forgetful)])) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED) as server:
+            with pytest.raises(ToolFailed, match="Unknown session"):
+                await call(server, "count")
+            assert await call(server, "count") == "count"
+    assert seen.count("tools/call") == seen.count("initialize") == 2
+
+
+async def test_a_server_that_does_not_know_ping_has_forgotten_no_session_when_a_tool_refuses_a_call() -> None:
+    seen = list[str]()
+
+    async def refusing(request: Request, message: dict[str, Any]) -> Response | None:
+        seen.append(message.get("method", ""))
+        if seen[-1] == "ping":
+            return refusal_of(message, 404, "Method not found", own_id=True)
+        if seen[-1] == "tools/call":
+            return refusal_of(message, 404, "no such browser session", own_id=True)
+        return None
+
+    with served(Starlette(routes=[mcp_route("count", refusing)])) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED) as server:
+            for _ in range(2):
+                with pytest.raises(ToolFailed, match="no such browser session"):
+                    await call(server, "count")
+    assert (seen.count("tools/call"), seen.count("initialize")) == (2, 1)
 
 
 async def test_calls_that_are_refused_together_since_their_session_is_forgotten_are_all_made_in_the_next_one(

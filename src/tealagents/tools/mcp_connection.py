@@ -35,6 +35,7 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp_transport import (
     LAST_WORDS_SECONDS,
     NOTICE_SECONDS,
+    REFUSED_AND_LOST,
     SESSION_LOST,
     TOO_LONG,
     UNAUTHORIZED,
@@ -58,6 +59,8 @@ MAX_PAGES, MAX_TOOLS = 200, 2_000
 MAX_LISTING, MAX_VALUES = 4_000_000, 100_000
 #: seconds a call may take if the options set no limit: the caller has a limit of its own
 _NO_LIMIT = 86_400.0
+#: the codes of a session that the server has forgotten
+_LOST = (SESSION_LOST, REFUSED_AND_LOST)
 #: prefixes of the SDK's errors for HTTP answers that it cannot parse
 UNPARSED = ("Failed to parse JSON response: ", "Failed to parse SSE message: ")
 #: lines of standard error that are reported when a child process ends by itself
@@ -168,10 +171,11 @@ class MCPConnection:
             except MCPError as error:
                 if _is_closed(error) and await self._wrote_too_much(signals):
                     raise MCPError(error.code, f"{error.message}: {TOO_LONG}", error.data) from error
+                if error.code in _LOST:
+                    self._renew(client)
                 if error.code != SESSION_LOST:
                     raise
             # the server refused the call since it has forgotten the session: repeating the call is safe
-            self._renew(client)
             return await self._call(await self._session(), tool, arguments)
         finally:
             self.busy -= 1
@@ -341,7 +345,7 @@ class MCPConnection:
         try:
             return self._on_listing(await self._listed(client))
         except MCPError as error:
-            if _is_closed(error) or error.code == SESSION_LOST:
+            if _is_closed(error) or error.code in _LOST:
                 self._lose()
             else:
                 logger.warning("MCP server %s does not list its tools: %s", self._options.name, error)

@@ -39,8 +39,10 @@ OUTCOME_UNKNOWN = 4502
 REFUSED = 4503
 #: the server wants a token, another token, or one for more scopes; `data.challenge` is its `WWW-Authenticate`
 UNAUTHORIZED = 4504
-#: the server does not know our session, or no longer does
+#: the server does not know our session, or no longer does, and refused the request for that reason
 SESSION_LOST = 4505
+#: the same, but the request may have been refused for another reason
+REFUSED_AND_LOST = 4506
 
 #: most bytes of one answer, and of one event of a stream
 MAX_ANSWER = 4_000_000
@@ -55,9 +57,10 @@ LAST_WORDS_SECONDS = 1.0
 GET_PAUSE, LONGEST_GET_PAUSE = 1.0, 30.0
 #: the guard's reason for ending a process, written to standard error after `ended: `
 TOO_LONG = "it wrote a line that is too long to be read"
-#: most seconds for a server to accept a message that it sends no result for, or to answer a ping
+#: most seconds for a server to accept a message that it sends no result for, or to answer probes
 NOTICE_SECONDS = 3.0
-_PING = {"jsonrpc": "2.0", "id": "ping", "method": "ping"}
+#: requests that do nothing, to see whether a session is lost; some servers answer a ping without a session
+_PROBES = ("ping", "tools/list")
 #: transient statuses: a token has expired, or the server has not noticed the end of an earlier stream
 _PASSING = frozenset({401, 408, 409, 425, 429})
 #: an unpaired UTF-16 surrogate, escaped in JSON
@@ -213,9 +216,10 @@ class ReportingClient(BoundedClient):
         if response.status_code == 401 or (response.status_code == 403 and "insufficient_scope" in challenge):
             return _reported(request, UNAUTHORIZED, status, challenge=challenge)
         text = response.content.decode(errors="replace")
-        if await self._is_lost(request, response):
+        lost = await self._lost(request, response)
+        if lost is not None:
             self._is_forgotten = True
-            return _reported(request, SESSION_LOST, f"{status}: {text[:MAX_REASON]}")
+            return _reported(request, lost, f"{status}: {text[:MAX_REASON]}")
         is_in_doubt = may_be_done(response.status_code, response.headers)
         is_json = response.headers.get("content-type", "").startswith("application/json")
         # gateways write JSON-RPC as well, without the id of a request that they gave up on
@@ -224,26 +228,37 @@ class ReportingClient(BoundedClient):
         code = OUTCOME_UNKNOWN if is_in_doubt else REFUSED
         return _reported(request, code, f"{status}: {text[:MAX_REASON]}".strip(": "))
 
-    async def _is_lost(self, request: httpx2.Request, refused: httpx2.Response) -> bool:
-        """Whether a request was refused since its session is lost, so that nothing was done.
+    async def _lost(self, request: httpx2.Request, refused: httpx2.Response) -> int | None:
+        """`SESSION_LOST` or `REFUSED_AND_LOST` if the session is lost, otherwise None.
 
-        A bare 404 says so (MCP, "Session Management"). Any other answer may come from the tool: it counts if
-        a ping, which does nothing, gets the same one.
+        A bare 404 says that it is (MCP, "Session Management"). Any other answer may come from the tool, so a
+        probe has to be refused as well. The request was certainly refused for the same reason if it got the
+        same answer as the probe; servers may write the time or an id of the request into theirs.
         """
         if "mcp-session-id" not in request.headers or not _is_lost_session(refused.status_code, refused.text):
-            return False
+            return None
         if refused.status_code == 404 and not _has_id_of(request, refused):
-            return True
+            return SESSION_LOST
         headers = request.headers.copy()
         headers.pop("content-length", None)
-        ping = self.build_request("POST", request.url, headers=headers, json=_PING)
+        asked = (json_object(request.content) or {}).get("method")
         with suppress(httpx2.HTTPError, httpx2.StreamError, TimeoutError):
             async with asyncio.timeout(self._notice_seconds):
-                async with aclosing(await super().send(ping, stream=True)) as answer:
-                    if answer.status_code == refused.status_code:  # so it is no stream, which may be endless
+                for method in _PROBES:
+                    if method == asked:  # which may fail for a reason of its own
+                        continue
+                    message = {"jsonrpc": "2.0", "id": "probe", "method": method}
+                    probe = self.build_request("POST", request.url, headers=headers, json=message)
+                    async with aclosing(await super().send(probe, stream=True)) as answer:
+                        if answer.status_code not in (400, 404):  # it may be an endless stream
+                            continue
                         await answer.aread()
-                        return _without_id(answer) == _without_id(refused)
-        return False
+                        if _without_id(answer) == _without_id(refused):
+                            return SESSION_LOST
+                        is_bare = answer.status_code == 404 and not _has_id_of(probe, answer)
+                        if is_bare or "session" in answer.text.lower():
+                            return REFUSED_AND_LOST
+        return None
 
     def _notifications(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         """The SDK gives up on notifications after two streams that broke or were refused, however far apart.
