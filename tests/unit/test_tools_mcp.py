@@ -1095,6 +1095,31 @@ async def test_a_server_that_does_not_know_ping_has_forgotten_no_session_when_a_
     assert (seen.count("tools/call"), seen.count("initialize")) == (2, 1)
 
 
+async def test_a_call_that_hangs_does_not_keep_the_others_of_a_forgotten_session_from_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lost session is kept for its answers for a part of `timeout` only: calls wait for the next one."""
+    monkeypatch.setattr("tealagents.tools.mcp_connection.LAST_ANSWERS_SECONDS", PATIENCE)
+    seen = list[Any]()
+
+    async def forgetful(request: Request, message: dict[str, Any]) -> Response | None:
+        what = message.get("params", {}).get("arguments") or message.get("method", "")
+        seen.append(what)
+        if what == {"slow": True}:
+            await asyncio.Event().wait()
+        if what == "tools/call" and seen.count("initialize") == 1:
+            return Response(status_code=404)
+        return None
+
+    with served(Starlette(routes=[mcp_route("count", forgetful)])) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED, timeout=8) as server:
+            slow = asyncio.create_task(call(server, "count", slow=True))
+            await eventually(lambda: {"slow": True} in seen)
+            assert await call(server, "count") == "count"
+            with pytest.raises(ToolFailed, match="unknown"):
+                await slow
+
+
 async def test_calls_that_are_refused_together_since_their_session_is_forgotten_are_all_made_in_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

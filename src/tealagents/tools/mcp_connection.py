@@ -50,9 +50,9 @@ logger = logging.getLogger(__name__)
 
 #: seconds before the first attempt to reconnect, and the longest pause between two attempts
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
-#: seconds for which a session that was lost is kept for the answers of its other calls: refused as well, they
-#: can be made again
-LAST_ANSWERS_SECONDS = 2.0
+#: most seconds for which a session that was lost is kept for the answers of its other calls: refused as well,
+#: they can be made again. At most a quarter of `timeout`, since new calls wait that long for the next session
+LAST_ANSWERS_SECONDS = 0.5
 #: most pages of a listing, and most tools of a server
 MAX_PAGES, MAX_TOOLS = 200, 2_000
 #: most characters of a listing, and most values: processing it blocks the event loop
@@ -296,7 +296,7 @@ class MCPConnection:
                     group.start_soon(self._watch, client)
                     await self._signals.of_end()
                     if self._scope.deadline == math.inf:  # lost, not closed
-                        with anyio.move_on_after(LAST_ANSWERS_SECONDS):
+                        with anyio.move_on_after(min(LAST_ANSWERS_SECONDS, self._options.timeout / 4)):
                             await self._signals.of_last_answer()
                     group.cancel_scope.cancel()
             finally:
