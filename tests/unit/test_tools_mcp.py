@@ -1143,9 +1143,10 @@ async def test_calls_that_are_refused_together_since_their_session_is_forgotten_
 @pytest.mark.parametrize("is_lost", [False, True], ids=["session stays", "session ends with it"])
 @pytest.mark.parametrize(("status", "own_id"), [(400, True), (404, True), (400, None)])
 async def test_a_call_that_its_tool_refuses_is_made_once_whatever_it_says_of_sessions(
-    status: int, own_id: bool | None, is_lost: bool
+    status: int, own_id: bool | None, is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may mean those of a browser. The other calls of the MCP session continue."""
+    monkeypatch.setattr("tealagents.tools.mcp_connection.LAST_ANSWERS_SECONDS", PATIENCE)
     seen = list[Any]()
     refused = asyncio.Event()
 
