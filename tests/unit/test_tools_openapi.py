@@ -493,16 +493,17 @@ def test_a_body_that_others_derive_from_takes_their_fields() -> None:
 @pytest.mark.parametrize(
     ("discriminator", "of_pet", "of_dog", "of_cat"),
     [
-        ({"mapping": {"dog": "#/components/schemas/Dog", "cat": "Cat"}}, "dog, cat, Poodle", "dog", "cat"),
-        ({"mapping": {"dog": "Dog", "puppy": "Dog"}}, "dog, puppy, Cat, Poodle", "dog, puppy", "Cat"),
-        ({}, "Dog, Cat, Poodle", "Dog", "Cat"),
-        ({"mapping": ["dog"]}, "Dog, Cat, Poodle", "Dog", "Cat"),
+        ({"mapping": {"dog": "#/components/schemas/Dog", "cat": "Cat"}}, "dog, cat", "dog", "cat"),
+        ({"mapping": {"dog": "Dog", "puppy": "Dog"}}, "dog, puppy", "dog, puppy", None),
+        ({}, None, None, None),
+        ({"mapping": ["dog"]}, None, None, None),
     ],
 )
 def test_descriptions_say_the_values_of_a_discriminator(
-    discriminator: Json, of_pet: str, of_dog: str, of_cat: str
+    discriminator: Json, of_pet: str | None, of_dog: str | None, of_cat: str | None
 ) -> None:
-    """Those of its mapping, or the names of schemas: a model does not know the keyword."""
+    """Those of its mapping: a model does not know the keyword. The names of schemas may be values that the
+    field's schema refuses."""
     discriminator = {"propertyName": "kind", **discriminator}
     named = {name: {"$ref": f"#/components/schemas/{name}"} for name in ("Pet", "Dog", "Cat")}
     kind = {"type": "string", "description": "What it is."}
@@ -513,7 +514,7 @@ def test_descriptions_say_the_values_of_a_discriminator(
         "Poodle": {"allOf": [named["Dog"]]},
         "One": {"oneOf": [named["Dog"], named["Cat"], {"type": "null"}], "discriminator": discriminator},
     }
-    in_pet = {**kind, "description": f"What it is.\nKnown values: {of_pet}"}
+    in_pet = {**kind, "description": f"What it is.\nKnown values: {of_pet}"} if of_pet else kind
     for name in ("Pet", "Dog"):
         body = {"content": {"application/json": {"schema": named[name]}}}
         [operation] = operations(one_operation({"requestBody": body}, **schemas), "it")
@@ -522,10 +523,31 @@ def test_descriptions_say_the_values_of_a_discriminator(
     [operation] = operations(one_operation({"requestBody": body}, **schemas), "it")
     assert operation.schema["$defs"]["Pet"]["properties"]["kind"] == in_pet
     assert operation.schema["$defs"]["One"]["oneOf"] == [
-        {"$ref": "#/$defs/Dog", "description": f"kind: {of_dog}"},
-        {"$ref": "#/$defs/Cat", "description": f"kind: {of_cat}"},
+        {"$ref": "#/$defs/Dog", **({"description": f"kind: {of_dog}"} if of_dog else {})},
+        {"$ref": "#/$defs/Cat", **({"description": f"kind: {of_cat}"} if of_cat else {})},
         {"type": "null"},
     ]
+
+
+@pytest.mark.parametrize("name", ["Referring", "Wrapped", "Derived"])
+def test_a_discriminator_whose_field_lists_its_values_is_not_described(name: str) -> None:
+    """Itself, in what it refers to, or in a schema that derives from the one with the discriminator."""
+    kind: Json = {"$ref": "#/components/schemas/Kind"}
+    discriminator = {"propertyName": "kind", "mapping": {"cat": "Cat", "dog": "Dog"}}
+    base = {"type": "object", "properties": {"kind": {"type": "string"}}, "discriminator": discriminator}
+    schemas: Json = {
+        "Kind": {"type": "string", "enum": ["cat"]},
+        "Base": base,
+        "Referring": {**base, "properties": {"kind": kind}},
+        "Wrapped": {**base, "properties": {"kind": {"allOf": [kind]}}},
+        "Derived": {
+            "allOf": [{"$ref": "#/components/schemas/Base"}, {"properties": {"kind": {"const": "cat"}}}]
+        },
+    }
+    body = {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}}
+    [operation] = operations(one_operation({"requestBody": body}, **schemas), "it")
+    assert "kind" in operation.schema["properties"]
+    assert "Known values" not in json.dumps(operation.schema)
 
 
 def test_a_discriminator_of_many_values_says_the_first() -> None:
@@ -590,6 +612,22 @@ def test_a_body_of_several_parts_has_to_fit_each(schema: Json, good: Json, bad: 
         },
         {"oneOf": [{"$ref": "#/components/schemas/Base"}, {"required": ["z"]}], "required": ["id", "n"]},
         {"allOf": [{"$ref": "#/components/schemas/Node"}], "properties": {"id": {"readOnly": True}}},
+        {
+            "properties": {"id": {"readOnly": True}},
+            "oneOf": [{"required": ["id", "n"]}, {"required": ["id", "z"]}],
+            "required": ["n"],
+        },
+        {"properties": {"id": {"readOnly": True}}, "anyOf": [{"$ref": "#/components/schemas/Plain"}]},
+        {
+            "properties": {"id": {"readOnly": True}},
+            "oneOf": [{"required": ["id"]}, {"required": ["n"]}],
+            "required": ["n"],
+        },
+        {
+            "allOf": [{"$ref": "#/components/schemas/Either"}],
+            "properties": {"id": {"readOnly": True}},
+            "required": ["n"],
+        },
     ],
 )
 def test_no_part_of_a_schema_requires_what_only_the_server_sets(schema: Json) -> None:
@@ -602,6 +640,7 @@ def test_no_part_of_a_schema_requires_what_only_the_server_sets(schema: Json) ->
         "Plain": {"type": "object", "properties": {"id": {}, "n": {}}, "required": ["id", "n"]},
         "Again": {"allOf": [{"$ref": "#/components/schemas/Plain"}, {"required": ["id"]}]},
         "Id": {"type": "string", "readOnly": True},
+        "Either": {"oneOf": [{"$ref": "#/components/schemas/Plain"}, {"required": ["id", "z"]}]},
         "Loop": {**base, "allOf": [{"$ref": "#/components/schemas/Loop"}]},
     }
     node = {"allOf": [{"$ref": "#/components/schemas/Node"}], "properties": {"id": {"readOnly": True}}}
@@ -861,9 +900,12 @@ async def test_files_are_found_wherever_a_schema_has_them(tmp_path: Path, server
     ],
 )
 def test_only_a_data_uri_is_read_as_one(given: str, content: bytes | None) -> None:
-    """Other text, such as YAML with a key `data`, is sent as it is, in a file too; so is a body of text."""
-    file: Json = {"properties": {"body": {"type": "string", "format": "binary"}}}
-    for media_type, schema in (("application/yaml", {}), ("text/plain", {}), ("multipart/form-data", file)):
+    """Other text, such as YAML with a key `data`, is sent as it is, in a file too; so is a body of text
+    that is not marked as a file."""
+    file: Json = {"type": "string", "format": "binary"}
+    form: Json = {"properties": {"body": file}}
+    media = {"application/yaml": {}, "text/plain": {}, "text/csv": file, "multipart/form-data": form}
+    for media_type, schema in media.items():
         body = {"required": True, "content": {media_type: {"schema": schema}}}
         [operation] = operations(one_operation({"requestBody": body}), "it")
         [seen] = request_of(operation, {"body": given}).body.values()

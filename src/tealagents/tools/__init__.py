@@ -7,9 +7,9 @@
 `code`                code plugins (`methods`, `signature`: Python methods as tools; `thread_pool`:
                       where blocking ones run)
 `semantic_kernel`     plugins written for the earlier platform (`input_types`: its types)
-`openapi`             OpenAPI plugins (`openapi_parsing`, `openapi_document`, `openapi_schema`,
-                      `openapi_kinds`: reading a document; `openapi_request`: calling an operation;
-                      `schema_check`: whether edited arguments fit)
+`openapi`             OpenAPI plugins (`openapi_parsing`, `openapi_document`, `openapi_schema`: reading a
+                      document; `openapi_request`: calling an operation; `schema_check`: whether edited
+                      arguments fit)
 `mcp`                 MCP servers (`mcp_connection`: a session; `mcp_transport`: stdio and HTTP;
                       `mcp_listing`: a server's listing as tools; `mcp_results`: the texts of results;
                       `process_guard`: ends a child process whose parent has died)

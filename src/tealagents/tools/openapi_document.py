@@ -79,7 +79,7 @@ class RequestBody:
     fields: Mapping[str, str] = field(default_factory=dict)
     #: fields that may be null in JSON, or the argument of a required body that may; else null means absent
     nullable: frozenset[str] = frozenset()
-    #: fields that are files, or lists of files
+    #: fields that are files, or lists of files; or the argument of a body that is a file
     binary: frozenset[str] = frozenset()
     #: field → style and explode, for forms; they override its media type
     encoding: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
@@ -408,19 +408,19 @@ class _ArgumentList:
             self._add_fields(made, fields)
             return
         argument = "body" if "body" not in self._properties else "request_body"
-        schema = self._schemas.converted(media.schema_)
-        if not has_fields:
-            more = "; bytes as a data: URI" if takes_bytes(media_type) else ""
-            schema = {"type": "string", "description": f"the body, {media_type}{more}"}
-        self._add(argument, schema, body.required, body.description)
-        files = self._files(fields.properties if fields else {})
-        null = body.required and is_json(media_type) and self._schemas.allows_null(schema)
-        self.body = replace(
+        null = body.required and is_json(media_type) and self._schemas.allows_null(media.schema_)
+        parts = fields.properties if fields else {} if has_fields else {argument: media.schema_}
+        self.body = made = replace(
             made,
             argument=argument,
             nullable=frozenset([argument] if null else ()),
-            binary=frozenset(files),
+            binary=frozenset(self._files(parts)),
         )
+        schema = self._schemas.converted(media.schema_)
+        if not has_fields:
+            more = "; bytes as a data: URI" if takes_bytes(made) else ""
+            schema = {"type": "string", "description": f"the body, {media_type}{more}"}
+        self._add(argument, schema, body.required, body.description)
 
     def _add_fields(self, body: RequestBody, fields: Fields) -> None:
         arguments: dict[str, str] = {}
@@ -433,11 +433,12 @@ class _ArgumentList:
             argument = self._free(name, "body")
             arguments[argument] = name
             self._add(argument, schema, body.required and name in fields.required, None)
-        nullable = (name for name, schema in shown.items() if self._schemas.allows_null(schema))
+        candidates = fields.properties.items() if is_json(body.media_type) else ()
+        nullable = (name for name, schema in candidates if self._schemas.allows_null(schema))
         self.body = replace(
             body,
             fields=arguments,
-            nullable=frozenset(nullable if is_json(body.media_type) else ()),
+            nullable=frozenset(nullable),
             binary=frozenset(files),
             open=fields.open,
         )
@@ -494,9 +495,11 @@ def is_json(media_type: str) -> bool:
     return plain == "application/json" or plain.endswith("+json") or plain == "*/*"
 
 
-def takes_bytes(media_type: str) -> bool:
-    """Whether a body that is neither JSON nor a form can be bytes, as a data URI: all but text can."""
-    return "*" in media_type or not essence(media_type).startswith("text/")
+def takes_bytes(body: RequestBody) -> bool:
+    """Whether a body that is neither JSON nor a form can be bytes, as a data URI: all can but text that is no
+    file."""
+    is_text = essence(body.media_type).startswith("text/") and "*" not in body.media_type
+    return not is_text or body.argument in body.binary
 
 
 def _rank(media_type: str) -> int:

@@ -256,7 +256,7 @@ def _body(body: RequestBody | None, value: Any) -> tuple[str | None, dict[str, A
     is_range = "*" in media_type  # which is not a type that a request can have
     declared = (_PLAIN if media_type == "text/*" else _OCTETS) if is_range else body.media_type
     text = _text(value)
-    if takes_bytes(media_type) and (uri := _data(text)):
+    if takes_bytes(body) and (uri := _data(text)):
         given, content = uri
         return given if given and is_range else declared, {"content": content}
     declared, content = _encoded_as(declared, text)

@@ -6,14 +6,14 @@ References stay references, to definitions that come with the schema.
 import json
 import re
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.openapi_kinds import Discriminators
+from tealagents.tools.naming import listed
 from tealagents.tools.schema_form import (
     LISTS,
     MAPS,
@@ -33,6 +33,8 @@ MAX_PARTS = 1_000
 MAX_REFERENCES = 32
 #: characters of the longest example that is shown
 MAX_EXAMPLE = 200
+#: values of a discriminator that are listed
+MAX_VALUES = 50
 
 _DROPPED = frozenset(
     {"xml", "externalDocs", "discriminator", "example", "nullable", "readOnly", "writeOnly", "$schema", "$id"}
@@ -55,6 +57,8 @@ class Fields(NamedTuple):
     required: list[str]
     #: whether the schema says that there may be other fields
     open: bool
+    #: field that is a discriminator → value → the schema it stands for
+    mappings: dict[str, Json]
 
 
 class LeftOut(NamedTuple):
@@ -99,12 +103,15 @@ class Schemas:
     def __init__(self, document: Json, where: str) -> None:
         self._document = document
         self._where = where
-        self._discriminators = Discriminators(document)
         #: reference, and what is left out of its schema → its name among `$defs`, and back
         self._names: dict[tuple[str, LeftOut], str] = {}
         self._references: dict[str, tuple[str, LeftOut]] = {}
-        #: reference → the fields that its schema requires
+        #: reference → the fields that its schema, or an alternative in it, requires
         self._required_by: dict[str, frozenset[str]] = {}
+        #: reference → the schema that it refers to; none if it leads nowhere
+        self._targets: dict[str, list[Json]] = {}
+        #: reference → whether its schema allows null
+        self._allowing_null: dict[str, bool] = {}
         #: name → how many references got another because it was taken
         self._alike: Counter[str] = Counter()
         #: name → the converted definition
@@ -124,7 +131,7 @@ class Schemas:
             return {}
         if not isinstance(schema, dict):
             raise ToolsetError(f"{self._where}: {schema!r:.80} is not a schema.")
-        schema = self._discriminators.described(sound(schema))
+        schema = self._described(sound(schema))
         left_out = self._left_out(schema, left_out)
         result: Json = {}
         for key, value in schema.items():
@@ -146,6 +153,8 @@ class Schemas:
             return [name for name in value if str(name) not in left_out.optional]
         if key == "allOf":
             return [self.converted(one, left_out) for one in value]
+        if key in ("anyOf", "oneOf"):
+            return [self._alternative(one, LeftOut(left_out.hidden, left_out.hidden)) for one in value]
         if key in LISTS:
             return [self.converted(one) for one in value]
         if key in MAPS:
@@ -154,6 +163,12 @@ class Schemas:
             return value if isinstance(value, bool) else self.converted(value)
         return value
 
+    def _alternative(self, schema: Any, left_out: LeftOut) -> Any:
+        made = self.converted(schema, left_out)
+        # one that asks for nothing else would fit whatever fits another of a `oneOf`
+        asks_nothing = not made.get("required") and made.keys() <= {"type", "required"}
+        return self.converted(schema) if asks_nothing else made
+
     def _left_out(self, schema: Json, given: LeftOut) -> LeftOut:
         """The fields to leave out of a schema, or of a part of an `allOf`, for which these are `given`."""
         if schema.keys().isdisjoint(("properties", "required", "allOf")):
@@ -161,8 +176,8 @@ class Schemas:
         parts = self._composed(schema, "allOf")
         hidden = given.hidden | self._read_only(parts)
         optional = given.optional | hidden
-        if any("required" in part for part in parts):
-            optional |= self._read_only(self._composed(schema, "allOf", "anyOf", "oneOf"))
+        if required := _all_required(parts) - optional:
+            optional |= self._read_only(self._composed(schema, "allOf", "anyOf", "oneOf"), required)
         return LeftOut(hidden, optional)
 
     def _composed(self, schema: Json, *keys: str) -> list[Json]:
@@ -174,24 +189,62 @@ class Schemas:
                 break
             more = [one for key in keys for one in part.get(key, ())]
             reference = part.get("$ref")
-            if reference not in seen:
+            more = [sound(one) for one in more if isinstance(one, dict)]
+            if reference is not None and reference not in seen:
                 seen.add(reference)
-                more += islice(self._followed(part), 1, 2)
-            parts += [sound(one) for one in more if isinstance(one, dict)][: MAX_PARTS - len(parts)]
+                more += self._target(reference)
+            parts += more[: MAX_PARTS - len(parts)]
         return parts
 
-    def _read_only(self, parts: Sequence[Json]) -> frozenset[str]:
-        fields = [field for part in parts for field in part.get("properties", {}).items()]
+    def _target(self, reference: str) -> list[Json]:
+        """The `sound` schema that a reference refers to, if there is one."""
+        if reference not in self._targets:
+            targets = islice(self._followed({"$ref": reference}), 1, 2)
+            self._targets[reference] = [sound(one) for one in targets]
+        return self._targets[reference]
+
+    def _read_only(self, parts: Sequence[Json], names: Set[str] | None = None) -> frozenset[str]:
+        """The fields, of these `names` if given, that a part marks as read-only."""
+        declared = [part["properties"] for part in parts if "properties" in part]
+        fields = [
+            (name, each[name])
+            for each in declared
+            for name in (each if names is None else each.keys() & names)
+        ]
         return frozenset(name for name, schema in fields if self._is_read_only(schema))
 
     def _required(self, reference: str) -> frozenset[str]:
-        """The fields that a schema, or a part of its `allOf`, requires."""
+        """The fields that a schema, a part of its `allOf` or an alternative requires."""
         if reference not in self._required_by:
             schema = {"$ref": reference}
-            named = {str(one) for part in self._composed(schema, "allOf") for one in part.get("required", ())}
-            optional = self._read_only(self._composed(schema, "allOf", "anyOf", "oneOf")) if named else ()
-            self._required_by[reference] = frozenset(named.difference(optional))
+            named = _all_required(self._composed(schema, "allOf", "anyOf", "oneOf"))
+            hidden = self._read_only(self._composed(schema, "allOf"), named) if named else frozenset()
+            self._required_by[reference] = named - hidden
         return self._required_by[reference]
+
+    def _described(self, schema: Json) -> Json:
+        """A `sound` schema. If its discriminator has a mapping, the descriptions of the field and of
+        alternatives say the values: JSON Schema, and so a model, does not know the keyword.
+
+        The values are no `enum`: the specification leaves open whether a schema with a value in the mapping
+        may still be called by its name.
+        """
+        for field, mapping in _mappings(schema).items():
+            for key in schema.keys() & {"oneOf", "anyOf"}:
+                schema = {**schema, key: _with_values(schema[key], field, mapping)}
+            if field in (fields := schema.get("properties", {})):
+                schema = {**schema, "properties": {**fields, field: self._known(fields[field], mapping)}}
+        return schema
+
+    def _known(self, schema: Any, mapping: Json) -> Any:
+        """The schema of a discriminator's field, with the values in its description, unless it lists its
+        own."""
+        if not isinstance(schema, dict):
+            return schema
+        parts = self._composed(sound(schema), "allOf")
+        if not all(part.keys().isdisjoint(("enum", "const")) for part in parts):
+            return schema
+        return _with_line(schema, f"Known values: {listed(list(mapping), MAX_VALUES)}")
 
     def definitions(self, schema: Any) -> Json:
         """Name → definition, for all that a converted schema refers to, directly or through others.
@@ -222,32 +275,47 @@ class Schemas:
         if fields is None or not fields.properties:
             return None
         shown = {name: one for name, one in fields.properties.items() if not self._is_read_only(one)}
+        for name in shown.keys() & fields.mappings.keys():
+            shown[name] = self._known(shown[name], fields.mappings[name])
         required = dict.fromkeys(name for name in fields.required if isinstance(name, str) and name in shown)
-        fields = Fields(shown, list(required), fields.open)
+        fields = fields._replace(properties=shown, required=list(required))
         named = {key: value for one in self._followed(schema) for key, value in one.items()}
         # a discriminator means that other schemas extend this one with fields of their own
         derived = "discriminator" in named and named.get("additionalProperties") is not False
         return fields._replace(open=fields.open or derived)
 
     def allows_null(self, schema: Any) -> bool:
-        """Whether a converted schema allows null. False if finding out would take too many steps."""
+        """Whether a schema allows null. False if finding out would take too many steps."""
         self._looks = 0
-        return self._allows_null(schema, ())
+        if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
+            return self._allows_null(schema, ())
+        reference = str(schema["$ref"])
+        if reference not in self._allowing_null:
+            self._allowing_null[reference] = self._allows_null(schema, ())
+        return self._allowing_null[reference]
 
     def _allows_null(self, schema: Any, seen: Sequence[str]) -> bool:
         self._looks += 1
+        if schema is None or schema is True:  # any value
+            return True
         if not isinstance(schema, dict) or self._looks > MAX_PARTS or len(seen) > MAX_REFERENCES:
             return False
+        schema = sound(schema)
         # without a type, a schema with fields or items is meant as an object or a list
         implied = [kind for key, kind in (("properties", "object"), ("items", "array")) if key in schema]
         kinds = schema.get("type", implied)
+        nullable = schema.get("nullable") is True
+        if nullable and not isinstance(kinds, str):  # then it adds null to the whole schema
+            return True
         kinds = [kinds] if isinstance(kinds, str) else kinds
-        chosen = [schema["const"]] if "const" in schema else schema.get("enum", [None])
-        if (kinds and "null" not in kinds) or None not in chosen:
+        if not nullable and ((kinds and "null" not in kinds) or None not in schema.get("enum", [None])):
+            return False
+        if schema.get("const") is not None:
             return False
         if "$ref" in schema:
-            name = schema["$ref"].removeprefix("#/$defs/")
-            if name in seen or not self._allows_null(self._definition(name), (*seen, name)):
+            reference = schema["$ref"]
+            target = pointed_at(self._document, reference, self._where)
+            if reference in seen or not self._allows_null(target, (*seen, reference)):
                 return False
         return all(self._allows_null(one, seen) for one in schema.get("allOf", ())) and all(
             any(self._allows_null(one, seen) for one in schema[key])
@@ -290,7 +358,7 @@ class Schemas:
                 return None
             target = pointed_at(self._document, reference, self._where)
             return self._fields(target, (*seen, reference))
-        schema = self._discriminators.described(sound(schema))
+        schema = sound(schema)
         kind = schema.get("type", "object")
         if any(key in schema for key in ("oneOf", "anyOf", "not", "if")) or "object" not in (
             [kind] if isinstance(kind, str) else kind
@@ -299,6 +367,7 @@ class Schemas:
         properties, required = dict(schema.get("properties", {})), list(schema.get("required", []))
         others = [schema.get(key, False) for key in ("additionalProperties", "unevaluatedProperties")]
         is_open = bool(schema.get("patternProperties")) or any(one is not False for one in others)
+        mappings: dict[str, Json] = {}
         for part in schema.get("allOf", []):
             fields = self._fields(part, seen)
             if fields is None:
@@ -306,7 +375,8 @@ class Schemas:
             for name, one in fields.properties.items():
                 properties[name] = self._both(properties[name], one) if name in properties else one
             required, is_open = [*required, *fields.required], is_open or fields.open
-        return Fields(properties, required, is_open)
+            mappings |= fields.mappings
+        return Fields(properties, required, is_open, mappings | _mappings(schema))
 
     def _both(self, former: Any, latter: Any) -> Any:
         """A schema for what has to fit two of them. The latter says whether only the server sets it."""
@@ -374,3 +444,38 @@ def _nullable(schema: Json) -> Json:
             result["enum"] = [*schema["enum"], None]
         return result
     return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _all_required(parts: Sequence[Json]) -> frozenset[str]:
+    return frozenset(str(name) for part in parts for name in part.get("required", ()))
+
+
+def _mappings(schema: Json) -> dict[str, Json]:
+    """Field → the mapping of the schema's discriminator, which is this field; empty without a mapping."""
+    given = schema.get("discriminator")
+    field, mapping = (
+        (given.get("propertyName"), given.get("mapping")) if isinstance(given, dict) else (None, None)
+    )
+    return {field: mapping} if isinstance(field, str) and isinstance(mapping, dict) and mapping else {}
+
+
+def _with_values(alternatives: Sequence[Any], field: str, mapping: Json) -> list[Any]:
+    """Alternatives. The descriptions of references say which values of a discriminator stand for them."""
+    values: dict[str, list[str]] = {}
+    for value, target in mapping.items():  # to a reference, or to a name alone
+        values.setdefault(_last(target), []).append(value)
+    return [
+        _with_line(one, f"{field}: {listed(values[name], MAX_VALUES)}")
+        if isinstance(one, dict) and (name := _last(one.get("$ref", ""))) in values
+        else one
+        for one in alternatives
+    ]
+
+
+def _last(reference: Any) -> str:
+    return unquote(str(reference)).rpartition("/")[2]
+
+
+def _with_line(schema: Json, text: str) -> Json:
+    """The schema with a line more in its description."""
+    return {**schema, "description": "\n".join(filter(None, (sound(schema).get("description"), text)))}
