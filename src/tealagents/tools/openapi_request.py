@@ -32,9 +32,11 @@ _STEPS = re.compile(r"[/\\]")
 _PRINTABLE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 #: A data URI (RFC 2397) up to its data: media type, parameters, `;base64`. Nothing else that begins with
 #: `data:` is one, such as YAML with a key of that name. A line may be wrapped within the media type, as in
-#: mail; a blank may follow a semicolon.
+#: mail; a blank may follow a semicolon. On one line before `;base64`, anything may stand: a file's name may
+#: have spaces.
 _DATA_URI = re.compile(
-    rf"data:((?:{TYPE_NAME}(?:\r\n{TYPE_NAME})*/{TYPE_NAME})?(?:;(?:[^;,\s]+| [^;,=\s]+=[^;,\s]*))*?)"
+    r"data:([^,\r\n]*(?=; ?base64,)|"
+    rf"(?:{TYPE_NAME}(?:\r\n{TYPE_NAME})*/{TYPE_NAME})?(?:;(?:[^;,\s]+| [^;,=\s]+=[^;,\s]*))*?)"
     r"(; ?base64)?,",
     re.ASCII,
 )
