@@ -879,6 +879,35 @@ class Behind(MemoryStore):
             await there()
 
 
+class Overtaken(MemoryStore):
+    """Lets something else happen before the next commit of a task."""
+
+    first: Callable[[], Awaitable[object]] | None = None
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        if self.first is not None and writes_a_log(commit):
+            first, self.first = self.first, None
+            await first()
+        await super().commit(partition, commit)
+
+
+async def test_a_request_that_resumes_while_it_is_canceled_is_ended_by_its_run() -> None:
+    """So nothing runs once the cancel is answered, and its events have no gap. covers: TASK-5"""
+    store, model = Overtaken(), Scripted(calls(DELETE), waits(asyncio.Event(), "I deleted"))
+    async with process(store, model, noting([], governed=True)) as here:
+        paused = await here.ask()
+
+        async def resumes() -> None:
+            await here.approvals.resume(ADA, paused.request_id, Command(action="approve"), streamed=True)
+            await eventually(lambda: len(model.calls) == 2)
+
+        store.first = resumes
+        ended = await here.service.cancel(here.partition(), paused.request_id, ADA.user.key)
+        assert (ended.status, here.service.load().in_flight) == ("Canceled", 0)
+        *_, before, last = await here.followed(paused.request_id)
+        assert last.id == before.id + 1
+
+
 async def test_a_request_that_another_process_ends_while_it_resumes_makes_no_call() -> None:
     """What was approved is not made any more once the request has ended. covers: HITL-1"""
     store, ran = Behind(), list[Json]()

@@ -272,7 +272,7 @@ class Service:
                     if found.status in ENDED:
                         return found
                     run.outcome.result()
-                await self.tasks.cancel(partition, request_id, actor)
+                await self.tasks.cancel(partition, request_id, actor, leave_own=True)
         except NotFound:
             if found is None:
                 raise

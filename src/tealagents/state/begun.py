@@ -121,6 +121,10 @@ class BegunRequests(Collection[str]):
         self._early_stops[request_id] = _EarlyStop(stop, pauses, settled)
         return settled
 
+    def carries_on(self, request_id: str) -> bool:
+        """Whether this process runs a request, or is about to, and no stop is kept for it."""
+        return request_id in self and request_id not in self._early_stops
+
     def starts(self, request: RequestRecord) -> Stop | None:
         """The run of a request starts; returns the stop that is kept for it."""
         early = self._early_stops.pop(request.request_id, None)

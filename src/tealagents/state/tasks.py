@@ -305,13 +305,20 @@ class Tasks:
 
     # --- cancel ----------------------------------------------------------------------------------
 
-    async def cancel(self, partition: str, request_id: str, actor: str, ending: Ending = CANCELED) -> bool:
+    async def cancel(
+        self,
+        partition: str,
+        request_id: str,
+        actor: str,
+        ending: Ending = CANCELED,
+        *,
+        leave_own: bool = False,
+    ) -> bool:
         """Ends a request that runs in another process, is paused or queued. False: it had ended already.
 
         Also False if it should give way to a newer message, but has paused: it stays, since that message has
-        to say whether it ends a pause.
-
-        The process that runs it is asked first: its own end holds all the text that followers were shown.
+        to say whether it ends a pause. With `leave_own` also if it has begun to run here in the meantime, so
+        that its run has to be stopped.
         """
         asked = ending not in (CANCELED, SUPERSEDED)
         while True:
@@ -322,18 +329,15 @@ class Tasks:
             head = stored.value
             if not head.names(request_id):
                 continue
-            if head.pending is not None and ending is SUPERSEDED:
-                return False
             worker = head.running.worker_id if head.is_occupied_by(request_id) and head.running else None
-            elsewhere = worker if worker != self.lease.worker_id else None
-            signal = Signal(
-                request_id=request_id,
-                actor=actor,
-                superseded=ending is SUPERSEDED,
-                pauses=len(request.approvals),
-            )
+            here = worker == self.lease.worker_id
+            superseded, pauses = ending is SUPERSEDED, len(request.approvals)
+            if (head.pending and superseded) or (leave_own and here and self.begun.carries_on(request_id)):
+                return False
+            elsewhere = None if here else worker
+            signal = Signal(request_id=request_id, actor=actor, superseded=superseded, pauses=pauses)
             if elsewhere is not None and not asked:
-                asked = True
+                asked = True  # the end that its process writes has all the text that followers were shown
                 await self.peers.signal(elsewhere, signal)
                 await self._ends(partition, request_id, ASKED_SECONDS)
                 continue
