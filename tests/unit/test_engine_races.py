@@ -9,6 +9,7 @@ import pytest
 from engine_setup import (
     ADA,
     Faulty,
+    Function,
     Process,
     Scripted,
     Watched,
@@ -711,10 +712,10 @@ async def test_a_newer_message_ends_no_pause_that_it_meets_elsewhere(
         sent = await here.send()
         cancel = there.tasks.cancel
 
-        async def late(*which: Any) -> bool:
+        async def late(*which: Any, **how: Any) -> bool:
             gate.set()
             await here.service.outcome(sent)
-            return await cancel(*which)
+            return await cancel(*which, **how)
 
         monkeypatch.setattr(there.tasks, "cancel", late)
         with pytest.raises(ApprovalPending):
@@ -906,6 +907,84 @@ async def test_a_request_that_resumes_while_it_is_canceled_is_ended_by_its_run()
         assert (ended.status, here.service.load().in_flight) == ("Canceled", 0)
         *_, before, last = await here.followed(paused.request_id)
         assert last.id == before.id + 1
+
+
+class TakenLate(MemoryStore):
+    """Holds the first cancel, and the reply to a queued request's turn, until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held, self.taken = asyncio.Event(), asyncio.Event()
+        self.cancels, self.replies = asyncio.Event(), asyncio.Event()
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        entry = b"".join(put.value for key, put in commit.put.items() if key.startswith("log/"))
+        if b"request.canceled" in entry and not self.held.is_set():
+            self.held.set()
+            await self.cancels.wait()
+        await super().commit(partition, commit)
+        if b"message.received" in entry and self.held.is_set():
+            self.taken.set()
+            await self.replies.wait()
+
+
+async def test_a_queued_request_whose_turn_comes_while_it_is_canceled_is_ended_by_its_run() -> None:
+    """Its events are numbered without a gap. covers: TASK-5"""
+    store, gate = TakenLate(), asyncio.Event()
+    async with process(store, Scripted(waits(gate), waits(asyncio.Event())), concurrency="enqueue") as here:
+        first = await here.send("one")
+        waiting = (await here.send("two", first.request.task_id, streamed=True)).request
+        canceling = asyncio.create_task(
+            here.service.cancel(here.partition(), waiting.request_id, ADA.user.key)
+        )
+        await store.held.wait()
+        gate.set()
+        await store.taken.wait()
+        store.cancels.set()
+        await eventually(lambda: here.tasks.begun._early_stops)
+        store.replies.set()
+        assert (await canceling).status == "Canceled"
+        assert [event.id for event in await here.followed(waiting.request_id)] == [1, 2]
+
+
+async def test_a_request_that_resumes_where_it_is_to_give_way_is_ended_by_its_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had paused on its replica just before: its approved tool does not run beside the newer message.
+    covers: HITL-1"""
+    store, gate, ran = shared(), asyncio.Event(), list[str]()
+    asks = calls(DELETE)
+
+    async def pauses(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        await gate.wait()
+        async for event in asks(call):
+            yield event
+
+    async def runs() -> None:
+        ran.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ran.append("ended")
+
+    tool = Function("Shell-delete", lambda _: runs(), governed=True)
+    async with (
+        process(store, Scripted(pauses), tool, concurrency="interrupt") as there,
+        process(store, Scripted(says("newer")), tool, concurrency="interrupt") as here,
+    ):
+        sent = await there.send()
+        signal, request_id = here.tasks.peers.signal, sent.request.request_id
+
+        async def late(*which: Any) -> None:
+            gate.set()
+            await there.service.outcome(sent)
+            await here.approvals.resume(ADA, request_id, Command(action="approve"), streamed=False)
+            await eventually(lambda: ran)
+            await signal(*which)
+
+        monkeypatch.setattr(here.tasks.peers, "signal", late)
+        assert (await here.ask("newer", sent.request.task_id)).status == "Completed"
+        assert ((await here.request(request_id)).status, ran) == ("Canceled", ["begun", "ended"])
 
 
 async def test_a_request_that_another_process_ends_while_it_resumes_makes_no_call() -> None:

@@ -132,7 +132,8 @@ class Service:
         """Ends the running request, here or in another process, in favor of a newer message."""
         run = await self._stopped(running.request_id, Stop(SUPERSEDED, actor))
         if run is None:
-            await self.tasks.cancel(running.partition, running.request_id, actor, SUPERSEDED)
+            partition, request_id = running.partition, running.request_id
+            await self.tasks.cancel(partition, request_id, actor, SUPERSEDED, leave_own=True)
         elif isinstance(run.outcome.exception(), PersistenceUnavailable):
             raise PersistenceUnavailable(
                 "The running request could not be ended, because the store is unavailable. Send the message "
@@ -266,7 +267,12 @@ class Service:
                     raise
                 if found.status in ENDED:
                     return found
-                run = await self._stopped(request_id, Stop(CANCELED, actor), queued=found.status == "Queued")
+                # the turn of a queued request may be far off
+                run = (
+                    None
+                    if found.status == "Queued"
+                    else await self._stopped(request_id, Stop(CANCELED, actor))
+                )
                 if run is not None:
                     found = (await self.tasks.request(partition, request_id)).value
                     if found.status in ENDED:
@@ -281,15 +287,13 @@ class Service:
                 raise
             return last.value
 
-    async def _stopped(self, request_id: str, stop: Stop, *, queued: bool = False) -> Run | None:
+    async def _stopped(self, request_id: str, stop: Stop) -> Run | None:
         """Stops a request that runs here, or is about to; returns its run, which is over then.
 
-        None if no run is here: the request has to be ended from outside. So has one that is `queued`, whose
-        turn may be far off; if it comes first, its run stops at once.
+        None if no run is here: the request has to be ended from outside.
         """
         run = self._runs.get(request_id)
-        settled = self.tasks.begun.stop_early(request_id, stop) if run is None else None
-        if settled is not None and not queued:
+        if run is None and (settled := self.tasks.begun.stop_early(request_id, stop)) is not None:
             await asyncio.wait([settled], timeout=ASKED_SECONDS)
             run = self._runs.get(request_id)
         if run is not None:
