@@ -469,6 +469,29 @@ def test_messages_of_another_client_that_failed_are_shown(ada: Tab, service: Ser
             expect(failed).to_have_count(count)
 
 
+def test_a_message_of_another_client_that_ran_when_it_was_read_shows_how_it_ended(
+    ada: Tab, service: ServiceThread
+) -> None:
+    """It failed a moment later, and nothing else in the conversation has changed since."""
+    (first,) = talk(service, "hello")
+    read = set[str]()
+
+    def runs_at_first(route: Route) -> None:
+        found = route.fetch().json()
+        if route.request.url not in read:
+            found["status"] = "Running"
+        read.add(route.request.url)
+        route.fulfill(json=found)
+
+    ada.page.route("**/requests/*", runs_at_first)
+    failed = ada.open("tasks", first["task_id"]).page.locator(".ended")
+    with service.client("ada") as client:
+        items = [{"content_type": "text", "content": "refuse this"}]
+        client.post("", json={"items": items, "task_id": first["task_id"]})
+    ada.look_again()
+    expect(failed).to_have_count(1)
+
+
 def test_what_is_written_outlives_a_token_that_has_expired(tabs: Tabs, service: ServiceThread) -> None:
     """One signs in again, and finds it where it was."""
     hal = tabs.signed_in(f"{service.url}/console/", "hal")

@@ -1,7 +1,7 @@
 /** One request in a conversation. */
 import {html, useRef} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
-import {useDecisions, useRead} from "./data.js";
+import {FRESH, useDecisions, useRead} from "./data.js";
 import {duration} from "./format.js";
 import {ran} from "./live.js";
 import {Markdown} from "./markdown.js";
@@ -81,7 +81,7 @@ export function Turn({turn, task, actions}) {
       `)}
       <div class="answer">
         <${Guard}><${Parts} of=${turn.requestId} parts=${parts} /><//>
-        <${Ending} requestId=${turn.requestId} answered=${turn.answered} task=${task} place=${place} />
+        <${Ending} requestId=${turn.requestId} answered=${turn.answered} place=${place} />
         ${turn.answered && html`<${AnswerFooter} turn=${turn} task=${task} />`}
       </div>
     </section>
@@ -110,8 +110,8 @@ function AnswerFooter({turn, task}) {
 
 const OVER = ["Completed", "Failed", "Canceled"];
 
-/** How a request ended, and its answer, if its messages lack it: looked up once it can be seen. */
-function Ending({requestId, answered, task, place}) {
+/** How a request ended, and its answer, if its messages lack it: read in view until it has. */
+function Ending({requestId, answered, place}) {
   const {client, requests} = useApp();
   const look = async (signal) => {
     if (requests.has(requestId)) return;
@@ -120,7 +120,7 @@ function Ending({requestId, answered, task, place}) {
     if (OVER.includes(found.status)) requests.set(requestId, found);
     return found;
   };
-  const {data} = useRead(look, [client, requestId, task.last_updated]);
+  const {data} = useRead(look, [client, requestId], FRESH);
   const request = requests.get(requestId) ?? data;
   if (answered) return html`<${Cut} content=${request?.content} />`;
   if (!request || request.status === "Completed") return null;
