@@ -267,12 +267,9 @@ class Service:
                     raise
                 if found.status in ENDED:
                     return found
-                # the turn of a queued request may be far off
-                run = (
-                    None
-                    if found.status == "Queued"
-                    else await self._stopped(request_id, Stop(CANCELED, actor))
-                )
+                run = None
+                if found.status != "Queued":  # its turn may be far off
+                    run = await self._stopped(request_id, Stop(CANCELED, actor))
                 if run is not None:
                     found = (await self.tasks.request(partition, request_id)).value
                     if found.status in ENDED:
