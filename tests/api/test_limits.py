@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import httpx
@@ -220,7 +221,7 @@ async def test_a_body_that_came_whole_is_refused_at_once() -> None:
     admission = Admission(per_process=1, per_user=1, largest=25_000)
     request = Request({"type": "http", "headers": []}, receive)
     with pytest.raises(Overloaded):
-        await bodies.read(request, 1_000_000, "ada", admission)
+        await bodies.read(request, 1_000_000, "ada", admission, bytes)
     admission.receiving.take("ada", 100_000)
 
 
@@ -239,8 +240,54 @@ async def test_a_refused_body_counts_no_longer_while_the_rest_of_it_is_discarded
     admission = Admission(per_process=1, per_user=1, largest=25_000)
     request = Request({"type": "http", "headers": []}, receive)
     with pytest.raises(Overloaded):
-        await bodies.read(request, 1_000_000, "ada", admission)
+        await bodies.read(request, 1_000_000, "ada", admission, bytes)
     assert free == [True]
+
+
+async def test_between_large_bodies_everything_else_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst of one user's large bodies delays others by one of them, and their bodies by one more."""
+    large, small = b"[" + b"0," * 2000 + b"0]", b"[0]"
+    admission = Admission(per_process=1, per_user=1, largest=25_000)
+    happened: list[str] = []
+    rests: list[float] = []
+    now, sleep = 0.0, asyncio.sleep
+
+    async def rest(seconds: float) -> None:
+        nonlocal now
+        now += max(seconds, 0)
+        rests.append(seconds)
+        await sleep(0)
+
+    def parse(user: str) -> Callable[[bytes], None]:
+        def use(_: bytes) -> None:
+            nonlocal now
+            now += 0.25
+            happened.append(user)
+
+        return use
+
+    async def work() -> None:
+        while True:
+            happened.append("other work")
+            await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", rest)
+    monkeypatch.setattr("tealagents.engine.admission.monotonic", lambda: now)
+    working = asyncio.ensure_future(work())
+    users = ["ada", "ada", "ada", "ada", "eve"]
+    async with asyncio.TaskGroup() as sent:
+        for user in users:
+            sent.create_task(bodies.in_turn(large, user, admission, parse(user)))
+        await sleep(0)  # all of them wait, or are parsed
+        await bodies.in_turn(small, "bob", admission, lambda _: happened.append("bob"))
+    working.cancel()
+    in_order = [name for name, _ in groupby(happened)]
+    assert [name for name in in_order if name in users] == ["ada", "eve", "ada", "ada", "ada"]
+    turns = in_order[in_order.index("eve") :]
+    assert set(turns[1::2]) == {"other work"}, "one large body is parsed after another"
+    assert turns[::2] == ["eve", "ada", "ada", "ada"]
+    assert in_order.index("bob") < in_order.index("eve")
+    assert rests[1:] == [0.5] * 4
 
 
 @pytest.mark.parametrize("suffix", ["", "/sse"])

@@ -31,6 +31,7 @@ from tealagents.domain.json_limits import (
     MOST_VALUES,
     TOO_SLOW,
     measured,
+    places,
     too_many,
     too_slow,
 )
@@ -42,6 +43,7 @@ from tealagents.engine.admission import Admission, ByteBudget, counted
 T = TypeVar("T", bound=BaseModel)
 N = TypeVar("N")
 E = TypeVar("E")
+R = TypeVar("R")
 
 _JSON_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.IGNORECASE | re.ASCII)
 
@@ -53,6 +55,8 @@ DISCARD_SECONDS = 5.0
 MESSAGE_COUNTER = "tealagents.message_counter"
 #: values that a body may hold, and one more for so many bytes of an exported task
 VALUES, BYTES_PER_VALUE, BYTES_PER_EXTREME = MOST_VALUES, 20, 1000
+#: a body with more bytes or JSON values is large: parsing it takes more than a few milliseconds
+SMALL_BYTES, SMALL_VALUES = 256 * 1024, 1000
 #: bytes of a request that stays in memory when its call has ended, and values of its body, or header lines
 KEPT_BYTES, KEPT_VALUES = 16 * 1024, 300
 #: mistakes that a refusal is made of, and entries of the longest list or object in which all are looked for:
@@ -130,20 +134,28 @@ class IncomingBody:
         self._held = held
 
 
-async def read(request: Request, limit: int, user: str, admission: Admission) -> bytes:
-    """The body, or `TooLarge` beyond `limit` bytes, or `Overloaded` beyond the budget.
+async def read(request: Request, limit: int, user: str, admission: Admission, use: Callable[[bytes], R]) -> R:
+    """What `use` makes of the body, or `TooLarge` beyond `limit` bytes, or `Overloaded` beyond the budget.
 
     `Draining` where it is still arriving when the server ends what is left of a process that drains.
     """
     body = IncomingBody(admission.receiving, user)
     try:
-        return await _read(request, limit, body.resize)
+        return await in_turn(await _read(request, limit, body.resize), user, admission, use)
     except asyncio.CancelledError:
         if not admission.draining:
             raise
         raise Draining from None
     finally:
         body.resize(0)
+
+
+async def in_turn(body: bytes, user: str, admission: Admission, use: Callable[[bytes], R]) -> R:
+    """What `use` makes of a body. A large one waits for others, so that small ones are not held up."""
+    if len(body) <= SMALL_BYTES and places(body) <= SMALL_VALUES:
+        return use(body)
+    async with admission.large_bodies.turn(user):
+        return use(body)
 
 
 def count_message(scope: Scope, resize: Callable[[int], None]) -> None:

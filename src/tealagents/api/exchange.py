@@ -208,12 +208,12 @@ class Exchange:
         if none and empty is not None:
             return empty
         bodies.require_json(request)
-        return bodies.parse(await self.raw_body(request))
+        return await self.read(request, bodies.parse)
 
-    async def raw_body(self, request: Request) -> bytes:
-        """The body as it came, within the limits."""
+    async def read(self, request: Request, use: Callable[[bytes], R]) -> R:
+        """What `use` makes of the body as it came, within the limits."""
         user, most = request.scope.get(_USER, ""), self.settings.max_body_bytes
-        return await bodies.read(request, most, user, self.service.admission)
+        return await bodies.read(request, most, user, self.service.admission, use)
 
     def holding(self, caller: Caller, size: int) -> AbstractContextManager[None]:
         """Counts `size` bytes against the caller's budget while work on them lasts. `Overloaded`."""

@@ -232,20 +232,21 @@ class Gate:
                 return
 
     async def _body(self, call: AdmittedCall) -> bytes:
-        request = call.request
-        body = await self._exchange.raw_body(request)
-        call.size = len(body)
-        if body:
-            bodies.require_json(request)
-            try:
-                parsed = bodies.parse(body)
-            except InvalidRequest:
-                call.body = bodies.identified(body)
-                raise
-            if not isinstance(parsed, dict):
-                raise InvalidRequest("body", "must be a JSON object")
-            call.body = parsed
-        return body
+        def parse(body: bytes) -> bytes:
+            call.size = len(body)
+            if body:
+                bodies.require_json(call.request)
+                try:
+                    parsed = bodies.parse(body)
+                except InvalidRequest:
+                    call.body = bodies.identified(body)
+                    raise
+                if not isinstance(parsed, dict):
+                    raise InvalidRequest("body", "must be a JSON object")
+                call.body = parsed
+            return body
+
+        return await self._exchange.read(call.request, parse)
 
 
 async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:

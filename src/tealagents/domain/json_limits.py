@@ -45,17 +45,17 @@ def too_slow(data: bytes, most: int = MOST_EXTREMES) -> bool:
 
 def too_many(data: bytes, most: int) -> bool:
     """Whether unparsed JSON may hold more than `most` values. Commas and brackets in strings do not count."""
-    if _places(data) <= most:
+    if places(data) <= most:
         return False
     strings_at_most = 2 * most  # each value may have a key
     outside, strings = _STRING.subn(b"", data, strings_at_most)
-    return strings == strings_at_most or _places(outside) > most
+    return strings == strings_at_most or places(outside) > most
 
 
 def measured(data: bytes) -> tuple[int, int]:
     """How many values unparsed JSON may hold, and how many numbers with three-digit exponents."""
     outside = _without_texts(data)
-    return _places(outside), sum(1 for _ in _EXTREME.finditer(outside))
+    return places(outside), sum(1 for _ in _EXTREME.finditer(outside))
 
 
 def _without_texts(data: bytes) -> bytes:
@@ -65,7 +65,7 @@ def _without_texts(data: bytes) -> bytes:
     return b"".join(quoted.split(b'"')[::2])
 
 
-def _places(data: bytes) -> int:
+def places(data: bytes) -> int:
     """An upper bound of the number of values in JSON."""
     return data.count(b",") + data.count(b"[") + data.count(b"{") + 1
 

@@ -1,9 +1,12 @@
 """Limits on requests and bytes in flight, and draining. Reads, followers and health checks never count."""
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from math import inf
+from time import monotonic
+from weakref import WeakValueDictionary
 
 from tealagents.domain.errors import Draining, Overloaded
 
@@ -11,6 +14,9 @@ from tealagents.domain.errors import Draining, Overloaded
 LARGEST_PER_USER, LARGEST_PER_PROCESS = 4, 16
 #: the first bytes of each body or message, which do not count
 FREE = 64 * 1024
+#: seconds of parsing after which the next large body waits, for so many times as long: what is parsed is
+#: validated, too
+NOTICEABLE_SECONDS, REST = 0.01, 2
 
 
 def counted(size: int) -> int:
@@ -61,6 +67,32 @@ class ByteBudget:
             self.give_back(user, share)
 
 
+class LargeBodies:
+    """Has large bodies parsed one after another, with pauses in which everything else continues.
+
+    A user waits for their own first: anyone else's body is next after at most one of theirs.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._of_user: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        #: when the next one may be parsed, on the clock `monotonic`
+        self._next_at = 0.0
+
+    @asynccontextmanager
+    async def turn(self, user: str) -> AsyncIterator[None]:
+        """Waits for the turn of one body of the user; what the block does must be synchronous."""
+        async with self._of_user.setdefault(user, asyncio.Lock()), self._lock:
+            await asyncio.sleep(self._next_at - monotonic())
+            began = monotonic()
+            try:
+                yield
+            finally:
+                now = monotonic()
+                spent = now - began
+                self._next_at = now + (REST * spent if spent > NOTICEABLE_SECONDS else 0)
+
+
 class Admission:
     """Counts the requests in flight in this process, in total and by user."""
 
@@ -72,6 +104,7 @@ class Admission:
         self.receiving = ByteBudget(largest, per_user=bytes_per_user)
         #: for the messages of requests in flight, and for imports
         self.answering = ByteBudget(largest, per_user=bytes_per_user)
+        self.large_bodies = LargeBodies()
         self._by_user: Counter[str] = Counter()
         self.in_flight = 0
         self.draining = False

@@ -63,8 +63,8 @@ def read(value: Any) -> Given:
     talk = [m for m in body.messages if isinstance(m, _TALK)]
     kept = tuple(Kept(m.id, m.role, () if isinstance(m, core.ToolMessage) else _items(m)) for m in talk)
     start = max((n for n, m in enumerate(talk, 1) if isinstance(m, core.AssistantMessage)), default=0)
-    users = [each for each in kept[start:] if each.role == "user"]
-    last = {_mark(each): each.items for each in users}
+    users = [(_mark(each), each) for each in kept[start:] if each.role == "user"]
+    last = {mark: each.items for mark, each in users}
     said = [Earlier(m.role, m.items) for m in kept[:start] if m.role != "tool" and m.items]
     context: dict[str, list[str]] = {}
     for each in body.context or ():
@@ -75,7 +75,7 @@ def read(value: Any) -> Given:
     return Given(
         body=body,
         last=last,
-        issued={parsed(each.name, "msg")[0]: _mark(each) for each in users},
+        issued={parsed(each.name, "msg")[0]: mark for mark, each in users},
         message=NewMessage(
             items=(),
             earlier=tuple(said[-MOST_EARLIER:]),

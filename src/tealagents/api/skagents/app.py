@@ -243,7 +243,7 @@ class StatelessApp:
         body = message.get("bytes") or (message.get("text") or "").encode()
         if len(body) > self._front.settings.max_body_bytes:
             raise TooLarge(f"The message is larger than {self._front.settings.max_body_bytes} bytes.")
-        given = self._input(bodies.parse(body))
+        given = await bodies.in_turn(body, caller.user.key, self._front.turns.admission, self._input)
         await _unless_disconnected(self._stream_text(socket, caller, given), socket.receive)
 
     async def _stream_text(self, socket: WebSocket, caller: Caller, given: inputs.Input) -> None:
@@ -272,11 +272,15 @@ class StatelessApp:
         if "content-type" in request.headers:
             bodies.require_json(request)
         most, admission = self._front.settings.max_body_bytes, self._front.turns.admission
-        body = await bodies.read(request, most, caller.user.key, admission)
-        return caller, self._input(bodies.parse(body)), len(body)
 
-    def _input(self, body: Any) -> inputs.Input:
-        return inputs.read(self._front.input_type, body, self._front.settings.max_items)
+        def read(body: bytes) -> tuple[inputs.Input, int]:
+            return self._input(body), len(body)
+
+        given, size = await bodies.read(request, most, caller.user.key, admission, read)
+        return caller, given, size
+
+    def _input(self, body: bytes) -> inputs.Input:
+        return inputs.read(self._front.input_type, bodies.parse(body), self._front.settings.max_items)
 
     async def _identify(self, connection: HTTPConnection) -> Caller:
         check_origin(connection, self._front.identity, self._origins)

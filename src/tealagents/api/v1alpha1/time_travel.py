@@ -106,7 +106,7 @@ async def import_task(request: Request) -> Response:
     exchange = exchange_of(request)
     caller = await exchange.identify(request)
     bodies.require_json(request)
-    sent = await exchange.raw_body(request)
+    sent = await exchange.read(request, bytes)
     with exchange.holding(caller, len(sent)):
         # in a thread: only the decoding, which holds the interpreter's lock, still delays other callers
         digest, document = await asyncio.to_thread(_read, sent)
