@@ -23,7 +23,7 @@ from tealagents.domain.events import (
     TextDelta,
 )
 from tealagents.domain.ids import operation_id
-from tealagents.domain.models import Failure, RequestRecord, ToolCall, User
+from tealagents.domain.models import Failure, Head, RequestRecord, Session, ToolCall, User
 from tealagents.domain.ports import Commit, ModelCall, Put, Record
 from tealagents.engine import wait_queue
 from tealagents.engine.approvals import Command
@@ -32,6 +32,7 @@ from tealagents.engine.following import CHECK_SECONDS
 from tealagents.engine.run import TASK_GONE
 from tealagents.state import keys
 from tealagents.state.pruning import UserErasure
+from tealagents.state.session_deletion import SessionDeletion
 from tealagents.state.tasks import SOONEST_LOOK_SECONDS, next_look
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock, advance
@@ -234,6 +235,35 @@ async def test_who_waits_behind_a_pause_learns_that_its_task_is_gone(how: str, c
             await following
         assert gone.value.ids == {"request_id": paused.request_id, "task_id": paused.task_id}
         assert ("expired" if how == "expiry" else "deleted") in gone.value.detail
+
+
+async def test_a_deletion_that_is_refused_ends_no_message_that_waits_and_no_stream(clock: FakeClock) -> None:
+    """Between its mark and its restoration, the session's tasks are found by no reader. covers: TASK-5"""
+    store = MemoryStore(clock=lambda: clock.now().timestamp())
+    options: Any = {"concurrency": "enqueue", "clock": clock}
+    goes_on = asyncio.Event()
+    async with process(store, Scripted(waits(goes_on), says("two")), **options) as there:
+        running = (await there.send(streamed=True)).request
+        queued = (await there.send("next", running.task_id, streamed=True)).request
+        async with process(store, **options) as here:
+            following = asyncio.create_task(here.followed(queued.request_id))
+            await pass_by(clock, 0)
+            partition, key = here.partition(), keys.task(running.task_id)
+            session = await here.tasks.records.get(partition, keys.session(running.session_id), Session)
+            head = await here.tasks.records.get(partition, key, Head)
+            assert session is not None and head is not None
+            deletion = SessionDeletion(here.tasks, partition, session)
+            await deletion.mark(if_empty=True)
+            await here.tasks.records.commit(
+                partition, marker=key, expect={key: head.version}, put={key: head.value}
+            )
+            await pass_by(clock, CHECK_SECONDS)
+            assert not following.done()
+            assert not await deletion.erase_if_empty()
+            goes_on.set()
+            async with asyncio.timeout(30):
+                events = await following
+        assert isinstance(events[-1].event, Completed)
 
 
 async def test_who_waits_behind_a_pause_learns_that_it_has_expired_when_it_does(clock: FakeClock) -> None:

@@ -132,6 +132,10 @@ class NotFound(Refusal):
     code = "not_found"
 
 
+class Vanishing(NotFound):
+    """The task's session is marked for deletion; if that meets a running request, the task is back."""
+
+
 class TooLarge(Refusal):
     code = "too_large"
 

@@ -7,10 +7,10 @@ event is written, nothing is read.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
-from tealagents.domain.errors import Interrupted, NotFound, TealError
+from tealagents.domain.errors import Interrupted, NotFound, TealError, Vanishing
 from tealagents.domain.events import Recorded, Terminal, beginning, ending
 from tealagents.domain.models import ENDED, RequestRecord
 from tealagents.engine.event_buffer import EventBuffer
@@ -185,7 +185,8 @@ class Tail(EventBuffer):
                 await self._check_task()
 
     async def _end_if_due(self) -> None:
-        await self._tasks.request(self._partition, self._request_id)
+        with suppress(Vanishing):
+            await self._tasks.request(self._partition, self._request_id)
 
     async def _look(self) -> bool:
         """Reads new events into the buffer. Returns False once the stream has ended."""
@@ -225,7 +226,8 @@ class Tail(EventBuffer):
     async def _check_task(self) -> None:
         """`NotFound` if the task is gone: one that expires during a pause writes nothing that would wake."""
         try:
-            await self._tasks.here(self._partition, self._record.task_id)
+            with suppress(Vanishing):
+                await self._tasks.here(self._partition, self._record.task_id)
         except NotFound as error:
             raise error.with_ids(request_id=self._request_id) from None
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from tealagents.domain.errors import TealError
+from tealagents.domain.errors import CorruptState, NotFound, TealError, Vanishing
 from tealagents.domain.models import Head, RequestRecord
 from tealagents.state import keys
 from tealagents.state.queue import QueuedRequest, try_start
@@ -51,7 +51,8 @@ class WaitQueues:
         except TealError as error:
             log.warning("request %s waits: %s", waiting.request.request_id, error)
             late = self._tasks.records.clock.now() >= waiting.deadline
-            if late or error.code in ("not_found", "corrupt_state"):
+            gone = isinstance(error, NotFound) and not isinstance(error, Vanishing)
+            if late or gone or isinstance(error, CorruptState):
                 return waiting.request
             return None
 

@@ -21,6 +21,7 @@ from tealagents.domain.errors import (
     PersistenceUnavailable,
     TaskBusy,
     TealError,
+    Vanishing,
 )
 from tealagents.domain.models import (
     ENDED,
@@ -120,11 +121,12 @@ class Tasks:
     ) -> Stored[Head]:
         """The head; `NotFound` if it or its session is deleted, or the task is past its `expires_at`.
 
-        `CorruptState` if its log was emptied.
+        `Vanishing` where the session's deletion may still be refused. `CorruptState` if its log was emptied.
         """
-        gone = found is None or found.value.erased or is_expired(found.value, self.records.clock.now())
-        if found is None or gone or (deleting and found.value.session_id in deleting.value.sessions):
+        if found is None or found.value.erased or is_expired(found.value, self.records.clock.now()):
             raise no_task(task_id)
+        if deleting is not None and found.value.session_id in deleting.value.sessions:
+            raise Vanishing(str(no_task(task_id)), task_id=task_id)
         check_not_emptied(found.value)
         return found
 
