@@ -251,7 +251,8 @@ async def test_a_deletion_that_is_refused_ends_no_message_that_waits_and_no_stre
             partition, key = here.partition(), keys.task(running.task_id)
             session = await here.tasks.records.get(partition, keys.session(running.session_id), Session)
             head = await here.tasks.records.get(partition, key, Head)
-            assert session is not None and head is not None
+            assert session is not None
+            assert head is not None
             deletion = SessionDeletion(here.tasks, partition, session)
             await deletion.mark(if_empty=True)
             await here.tasks.records.commit(

@@ -8,6 +8,8 @@ from agui_talk import WEATHER, Json, Page, refusal, run_input, serving, user
 from talk import call
 
 from tealagents.api.ag_ui import inputs
+from tealagents.api.names import made
+from tealagents.domain.ids import random_id
 from tealagents.llm.offline import OfflineModel
 
 
@@ -94,6 +96,16 @@ def test_too_many_parts_are_refused_by_the_name_of_their_field() -> None:
         many = user([{"type": "text", "text": "x"}] * 4)
         refused = refusal(client.post("/ag-ui", json=run_input("full", many)), 422, "invalid_request")
         assert refused["message"].startswith("messages: has 4 items")
+
+
+def test_more_answers_than_a_pause_has_calls_are_refused_unread(ada: httpx.Client) -> None:
+    """Each of them could name another pause, which would have to be looked up."""
+    answers = [
+        {"interruptId": made("int", random_id(), 0), "status": "resolved", "payload": {}} for _ in range(1001)
+    ]
+    body = {**run_input("answers", user("x")), "resume": answers}
+    refused = refusal(ada.post("/ag-ui", json=body), 422, "invalid_request")
+    assert refused["message"] == "resume: has 1001 items; at most 1000 are accepted"
 
 
 def test_a_message_whose_id_has_endless_digits_is_one_that_is_not_ours(page: Page) -> None:

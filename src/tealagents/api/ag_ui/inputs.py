@@ -112,13 +112,13 @@ def _mark(message: Kept) -> str:
     return hashlib.sha256(canonical(said)).hexdigest()[:32]
 
 
-def _output(message: core.ToolMessage) -> CallAnswer:
-    text = "".join(item.content for item in _items(message) if item.content_type == "text")
-    output = "\n".join(filter(None, (text, message.error)))
-    return CallAnswer(output=output, is_error=message.error is not None)
+def _output(sent: core.ToolMessage) -> CallAnswer:
+    text = "".join(item.content for item in _items(sent) if item.content_type == "text")
+    return CallAnswer(output="\n".join(filter(None, (text, sent.error))), is_error=sent.error is not None)
 
 
 def _resume(body: core.RunAgentInput) -> dict[str, CallAnswer | None]:
+    bodies.check_count(body.resume, bodies.MISTAKES, "resume")  # each may be looked up
     found: dict[str, CallAnswer | None] = {}
     for n, entry in enumerate(body.resume or ()):
         if entry.interrupt_id in found:

@@ -68,7 +68,7 @@ async def _answered(thread: Named, given: Given) -> Approval | None:
     named = [found for found, part in reversed(interrupts) if found is not None and part.isdecimal()]
     pending = [thread.head.pending.approval_id] if thread.head and thread.head.pending else []
     called, lost = await thread.last_pauses(parsed(next(iter(given.outputs), ""), "call")[0])
-    for name in (*pending, *named, *called):
+    for name in dict.fromkeys((*pending, *named, *called)):
         pause = await thread.pause(name)
         if pause and (name in named or ((lost or pause.status != "decided") and _answers(pause, given))):
             return pause
