@@ -6,9 +6,12 @@ import sys
 import traceback
 from contextlib import suppress
 
+import msgspec
 import pytest
 from engine_setup import ADA, Function, Scripted, Tools, Watched, calls, noting, process, says
 
+from tealagents.api import bodies
+from tealagents.api.v1alpha1.time_travel import AROUND
 from tealagents.domain.errors import (
     NeedsAuthorization,
     NeedsOwner,
@@ -391,6 +394,41 @@ async def test_a_key_of_extra_data_is_text() -> None:
         failed = returned(await here.followed(request.request_id))
     assert (failed.is_error, request.extra_data) == (True, None)
     assert "the key of extra data must be text, not int" in failed.output
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [([1.5e-101] * 60, "three-digit exponents"), ([1] * 60_000, "more than 100,000 JSON values")],
+)
+async def test_what_tools_add_to_an_answer_together_can_be_imported(value: object, why: str) -> None:
+    """What would be too much fails its tool, also after a pause; a value that takes the place of another
+    adds nothing."""
+
+    class Adding(Function):
+        async def call(self, context: ToolContext, arguments: Json) -> str:
+            context.add_extra_data(arguments["key"], value)
+            return "added"
+
+    rounds = [("Files-add", "a"), ("Files-more", "b"), ("Files-add", "a")]
+    asked = [calls(ToolCall(f"c{n}", tool, json.dumps({"key": key}))) for n, (tool, key) in enumerate(rounds)]
+    tools = Adding("Files-add", str), Adding("Files-more", str, governed=True)
+    async with process(None, Scripted(*asked, says("It is there.")), *tools) as here:
+        request = await here.ask(streamed=True)
+        approve = Command(action="approve")
+        decided = await here.approvals.resume(ADA, request.request_id, approve, streamed=True)
+        request = await here.service.outcome(decided)
+        results = [
+            each.event
+            for each in await here.followed(request.request_id)
+            if isinstance(each.event, ToolReturned)
+        ]
+        assert [each.is_error for each in results] == [False, True, False]
+        assert why in results[1].output
+        assert (request.status, request.extra_data) == ("Completed", {"a": value})
+        document = await export(here.tasks, here.partition(), request.task_id)
+        await here.eraser.delete_task(here.partition(), request.task_id)
+        sent = bodies.parse(msgspec.json.encode(document), around=AROUND)
+        assert (await here.importer.import_(ADA, sent)).task_id == request.task_id
 
 
 async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:

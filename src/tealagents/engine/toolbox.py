@@ -23,7 +23,16 @@ from tealagents.domain.errors import (
     ends_task,
     ungrouped,
 )
-from tealagents.domain.json_limits import DEEPEST, MOST_VALUES, TOO_SLOW, too_deep, too_many, too_slow
+from tealagents.domain.json_limits import (
+    DEEPEST,
+    MOST_EXTREMES,
+    MOST_VALUES,
+    TOO_SLOW,
+    measured,
+    too_deep,
+    too_many,
+    too_slow,
+)
 from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Deferred, Json, ToolCall, User
 from tealagents.domain.ports import (
     Checking,
@@ -85,6 +94,26 @@ class _Authorization(Struct, frozen=True):
     scopes: list[str]
 
 
+class _Measures:
+    """How much JSON the values of an object hold together. Only what is new is looked through."""
+
+    def __init__(self, values: Json) -> None:
+        self._of = {key: measured(msgspec.json.encode(value)) for key, value in values.items()}
+        self._values = sum(values for values, _ in self._of.values())
+        self._extremes = sum(extremes for _, extremes in self._of.values())
+
+    def put(self, key: str, encoded: bytes) -> None:
+        """Counts a value, in place of the one that the key has. `ValueError` if it is one too many: an export
+        of the task could not be imported."""
+        new, old = measured(encoded), self._of.get(key, (0, 0))
+        values, extremes = self._values + new[0] - old[0], self._extremes + new[1] - old[1]
+        if values > MOST_VALUES:
+            raise ValueError(f"the extra data holds more than {MOST_VALUES:,} JSON values")
+        if extremes > MOST_EXTREMES:
+            raise ValueError(f"the extra data {TOO_SLOW}")
+        self._of[key], self._values, self._extremes = new, values, extremes
+
+
 class CallContext:
     """A tool's view of the request it serves (`ports.ToolContext`)."""
 
@@ -108,6 +137,7 @@ class CallContext:
         self.tenant_id = owner.tid
         self.user_id = owner.oid
         self.extra_data = extra_data
+        self._measures = _Measures(extra_data)
         self._headers = headers
         self._owner = owner
         self._actor = actor
@@ -116,15 +146,18 @@ class CallContext:
 
     def add_extra_data(self, key: str, value: Any) -> None:
         """Adds to the answer's `extra_data`; the value must be JSON. `ValueError` as in `storable_json`,
-        `TypeError` for a key that is not text."""
+        and if all that the tools of a request add is too much; `TypeError` for a key that is not text."""
         if not isinstance(key, str):
             raise TypeError(f"the key of extra data must be text, not {type(key).__name__}")
         try:
-            plain = msgspec.json.decode(msgspec.json.encode(value))
+            encoded = msgspec.json.encode(value)
+            plain = msgspec.json.decode(encoded)
         except UnicodeEncodeError:  # a lone surrogate: `json` escapes it, and `storable_json` replaces it
-            escaped = json.dumps(msgspec.to_builtins(value, str_keys=True))
-            plain = json.loads(escaped, parse_constant=lambda _: None)  # NaN becomes null, as in msgspec
-        self.extra_data[storable(key)] = storable_json(plain)
+            encoded = json.dumps(msgspec.to_builtins(value, str_keys=True)).encode()
+            plain = json.loads(encoded, parse_constant=lambda _: None)  # NaN becomes null, as in msgspec
+        key, plain = storable(key), storable_json(plain)
+        self._measures.put(key, encoded)
+        self.extra_data[key] = plain
 
     def require_owner(self) -> None:
         """`NeedsOwner` if another user runs the call: an approver never uses the owner's credentials."""
