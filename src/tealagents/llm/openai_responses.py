@@ -54,6 +54,8 @@ _SYSTEM, _USER = (b'{"type":"message","role":"%s","content":' % role for role in
 
 #: the service's error codes for a conversation that it no longer has
 _LOST_CODES = frozenset({"previous_response_not_found", "conversation_not_found", "response_not_found"})
+#: the refusal to delete a response without its conversation, as another agent of tealagents words it
+_HELD = re.compile(r"It is part of (conv_[\w-]+)", re.ASCII)
 
 #: names of reasoning models
 _REASONING_FAMILY = re.compile(r"(?:.*/)?(?:o\d|gpt-5(?!.*-chat))", re.IGNORECASE)
@@ -161,6 +163,9 @@ class OpenAIResponses:
     async def delete_remote(self, remote_id: str) -> None:
         """Deletes a conversation, or a response and all responses before it. Missing ones are ignored.
 
+        Where the service deletes responses only with their conversation, that of `remote_id` is deleted. It
+        holds copies of what it has branched off from, which is left to those who continue that.
+
         Do not call it while another task continues one of these responses: forks share them.
         """
         if remote_id.startswith(CONVERSATION):
@@ -175,9 +180,12 @@ class OpenAIResponses:
                 break
             chain[following] = None
             following = kept.previous_response_id
+        held = None
         # the oldest first: if this is interrupted, the rest can still be found from the last response
         for response_id in reversed(chain):
-            await self._delete(f"/responses/{_safe(response_id)}", response_id)
+            held = await self._delete(f"/responses/{_safe(response_id)}", response_id)
+        if held is not None:
+            await self._delete(f"/conversations/{_safe(held)}", held)
 
     async def _chain(self, remote_id: str) -> list[Message]:
         """The messages of a response and of all responses before it, oldest first.
@@ -246,15 +254,19 @@ class OpenAIResponses:
                 failure = unusable("what is not a conversation", body, self._secrets).error
         raise failure
 
-    async def _delete(self, path: str, remote_id: str) -> None:
+    async def _delete(self, path: str, remote_id: str) -> str | None:
+        """The conversation without which the service does not delete a response; None if it is gone."""
         try:
             await self._service.delete(path)
         except AttemptFailed as failed:
-            if _is_lost(failed.complaint, remote_id):
-                return
+            said = failed.complaint
+            if _is_lost(said, remote_id):
+                return None
+            if said is not None and said.status == 409 and (held := _HELD.search(said.message)):
+                return held[1]
             failure = failed.error
         else:
-            return
+            return None
         raise failure
 
 

@@ -1,0 +1,64 @@
+"""Remote threads of the library whose model service is another agent of tealagents."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tealagents import Agent
+from tealagents.testing.service import ServiceThread, agent_config
+
+USER = "zoe"
+
+
+@pytest.fixture
+async def outer(service: ServiceThread, tmp_path: Path) -> AsyncIterator[Agent]:
+    """An agent of the library; its model is the agent of the service."""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(agent_config(model="Tester")))
+    env = {"TA_BASE_URL": f"{service.url}/openai/v1", "TA_API_KEY": USER}
+    async with Agent.from_config(path, env=env, dotenv=None) as agent:
+        yield agent
+
+
+def kept(service: ServiceThread) -> int:
+    """How many conversations of the user the service has."""
+    with service.client(USER) as http:
+        return len(http.get("/tasks").raise_for_status().json()["items"])
+
+
+async def test_a_thread_is_deleted_whatever_its_conversation_holds(
+    service: ServiceThread, outer: Agent
+) -> None:
+    """The service deletes no single response of a conversation: it is deleted as a whole, as is the one that
+    a rollback left."""
+    thread = outer.get_remote_thread()
+    for words in ("one", "two", "three"):
+        await outer.run(words, thread)
+    thread.rollback(thread.checkpoints[0].checkpoint_id)
+    for words in ("four", "five"):
+        await outer.run(words, thread)
+    assert kept(service) == 2
+    await thread.delete()
+    assert kept(service) == 0
+
+
+async def test_deleting_a_fork_leaves_the_conversation_that_it_branched_off_from(
+    service: ServiceThread, outer: Agent
+) -> None:
+    """It has a conversation of its own there, with copies of what came before."""
+    thread = outer.get_remote_thread()
+    await outer.run("My name is Ada.", thread)
+    fork = thread.fork()
+    await outer.run("one", thread)
+    for words in ("two", "three"):
+        await outer.run(words, fork)
+    assert kept(service) == 2
+    await fork.delete()
+    assert [each.text for each in await outer.list_messages(thread) if each.role == "user"] == [
+        *("My name is Ada.", "one"),
+    ]
+    assert (await outer.run("What is my name?", thread)).text == "Your name is Ada."
+    await thread.delete()
+    assert kept(service) == 0
