@@ -28,12 +28,14 @@ from tealagents.domain.models import (
     Caller,
     Failure,
     Head,
+    Message,
     RequestRecord,
     RequestSetup,
     Status,
     TokenUsage,
 )
 from tealagents.state import keys
+from tealagents.state.history import Round
 from tealagents.state.new_message import Key, NewMessage
 
 
@@ -194,6 +196,17 @@ async def deleted(exchange: Exchange, stretch: Stretch, whole: str) -> None:
                         "Delete that to erase them all."
                     )
         erased = await exchange.eraser.delete_as_read(partition, stored)
+
+
+async def resent_before(exchange: Exchange, stretch: Stretch) -> Round:
+    """The messages right before that of a stretch that its client sent again, or added; it may hold none."""
+    record, partition, messages = stretch.record, stretch.view.partition, list[Message]()
+    if stretch.before is None:
+        found = await exchange.tasks.request_of(partition, record.task_id, record.parent)
+        if found is not None and found.resent:
+            record = found
+            messages = await exchange.history.messages_of(partition, record, record.last_seq)
+    return Round(request_id=record.request_id, first_seq=record.first_seq, messages=tuple(messages))
 
 
 async def continued(

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 from openai.types.conversations import ConversationItem
-from openai_talk import sdk, serving
+from openai_talk import create, sdk, serving
 from pydantic import TypeAdapter
 from starlette.requests import Request
 from talk import call
@@ -307,6 +307,31 @@ def test_what_was_rolled_back_is_no_place_to_continue_from(service: ServiceThrea
         for order in ("asc", "desc"):
             with pytest.raises(openai.NotFoundError):
                 ada.conversations.items.list(made.id, order=order, after=str(item.id))
+
+
+@pytest.mark.parametrize("more", [[], ["one", "two"]], ids=["a round", "rounds"])
+def test_the_input_of_a_response_begins_with_the_history_that_was_sent_with_it(
+    wire: httpx.Client, more: list[str]
+) -> None:
+    """Under the ids that the conversation lists it with. What continues the response has only its own."""
+    history = [{"role": "user", "content": each} for each in (*more, "hi")]
+    history += [{"role": "assistant", "content": "Hello."}, {"role": "user", "content": "and now?"}]
+    first = create(wire, input=history)
+    second = create(wire, input="later", previous_response_id=first["id"])
+
+    def listed(path: str, **query: Any) -> Any:
+        page = wire.get(path, params={"order": "asc", **query}).raise_for_status().json()
+        return [each["id"] for each in page["data"]]
+
+    path = f"/responses/{first['id']}/input_items"
+    sent = listed(path)
+    assert len(sent) == len(history)
+    assert listed(path, limit=1, after=sent[0]) == sent[1:2]
+    new = listed(f"/responses/{second['id']}/input_items")
+    assert listed(f"/conversations/{first['conversation']['id']}/items") == [
+        *(*sent, first["output"][0]["id"]),
+        *(*new, second["output"][0]["id"]),
+    ]
 
 
 def test_items_are_added_where_nothing_waits(ada: OpenAI, file: Path) -> None:

@@ -62,3 +62,21 @@ async def test_deleting_a_fork_leaves_the_conversation_that_it_branched_off_from
     assert (await outer.run("What is my name?", thread)).text == "Your name is Ada."
     await thread.delete()
     assert kept(service) == 0
+
+
+async def test_a_thread_that_became_remote_lists_what_was_said_before(outer: Agent) -> None:
+    """The messages that were sent with its first one belong to the conversation at the service."""
+    local = outer.get_local_thread()
+    for words in ("My name is Ada.", "I live in Oslo."):
+        await outer.run(words, local)
+    thread = outer.to_remote(local)
+    for words in ("What is my name?", "Where do I live?"):
+        await outer.run(words, thread)
+    listed = await outer.list_messages(thread)
+    assert [each.text for each in listed if each.role == "user"] == [
+        *("My name is Ada.", "I live in Oslo.", "What is my name?", "Where do I live?"),
+    ]
+    assert [each.role for each in listed] == ["user", "assistant"] * 4
+    back = await outer.to_local(thread)
+    assert (await outer.run("What did I say first?", back)).text == "You first said: “My name is Ada.”"
+    await thread.delete()

@@ -10,9 +10,7 @@ from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
 from tealagents.api.names import made
 from tealagents.api.openai import documents, inputs, responses
-from tealagents.api.stretches import Stretch
-from tealagents.domain.models import Caller, Head, Json
-from tealagents.state.history import Round
+from tealagents.domain.models import Caller, Head
 
 
 @bodies.fields_as(earlier="items")
@@ -63,15 +61,4 @@ async def add_items(exchange: Exchange, caller: Caller, request: Request, conver
 
 
 def _items(exchange: Exchange, caller: Caller, partition: str, head: Head) -> query.Listed:
-    return transcripts.items(exchange, caller, partition, head, partial(_shown, exchange))
-
-
-async def _shown(exchange: Exchange, part: Round | Stretch) -> list[Json]:
-    """The items of a part of a conversation: the input and the output of a response."""
-    if isinstance(part, Stretch):
-        output = (await responses.document(exchange, part))["output"]
-        return [*await responses.inputs_of(exchange, part), *output]
-    items = list(map(documents.said, part.messages))
-    if [message.role for message in part.messages] == ["user", "assistant"]:
-        items[1]["id"] = made("msg", part.request_id, 1, 0)
-    return items
+    return transcripts.items(exchange, caller, partition, head, partial(responses.items_of, exchange))

@@ -19,6 +19,7 @@ from tealagents.api.openai.inputs import CreateResponse
 from tealagents.api.resent import Resent
 from tealagents.api.stretches import Stretch
 from tealagents.domain.models import Caller, Head, Json
+from tealagents.state.history import Round
 from tealagents.state.new_message import MOST_EARLIER, Key, NewMessage
 
 
@@ -110,7 +111,9 @@ async def retrieve(exchange: Exchange, caller: Caller, request: Request, respons
 
 async def input_items(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
     stretch = await find(exchange, caller, response_id)
-    return json_response(await documents.page(query.backwards(await inputs_of(exchange, stretch)), request))
+    resent = await stretches.resent_before(exchange, stretch)
+    said = [*await items_of(exchange, resent), *await inputs_of(exchange, stretch)]
+    return json_response(await documents.page(query.backwards(said), request))
 
 
 async def cancel(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
@@ -146,3 +149,13 @@ async def inputs_of(exchange: Exchange, stretch: Stretch) -> list[Json]:
         said = await requests.user_message(exchange, stretch.view.partition, stretch.record)
         return [documents.said(said)] if said is not None else []
     return [documents.answer(before, n, each) for n, each in enumerate(before.decisions)]
+
+
+async def items_of(exchange: Exchange, part: Round | Stretch) -> list[Json]:
+    """The items of a part of a conversation: the input and the output of a response."""
+    if isinstance(part, Stretch):
+        return [*await inputs_of(exchange, part), *(await document(exchange, part))["output"]]
+    items = list(map(documents.said, part.messages))
+    if [message.role for message in part.messages] == ["user", "assistant"]:
+        items[1]["id"] = names.made("msg", part.request_id, 1, 0)
+    return items
