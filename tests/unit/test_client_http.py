@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
 import httpx
@@ -750,6 +751,67 @@ async def test_an_async_client_is_used_in_one_event_loop_at_a_time(service: Cont
         with pytest.raises(RuntimeError, match="one event loop at a time"):
             await asyncio.to_thread(lambda: asyncio.run(client.health()))
         await client.health()
+
+
+#: writes whether a forked process and its parent have connections of their own: the service answers with the
+#: caller's port. The child closes its client, with which the parent's has to stay usable
+FORKED = {
+    "sync": """
+import os, sys
+from tealagents.client import NO_RETRY, Client
+with Client(sys.argv[1], retry=NO_RETRY) as client:
+    before = client.health().status
+    if (child := os.fork()) == 0:
+        with client:
+            print("new" if client.health().status != before else "shared", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    client.health()
+""",
+    "async": """
+import asyncio, os, sys
+from tealagents.client import NO_RETRY, AsyncClient
+async def forked(client, before):
+    async with client:
+        print("new" if (await client.health()).status != before else "shared", flush=True)
+async def main():
+    async with AsyncClient(sys.argv[1], retry=NO_RETRY) as client:
+        before = (await client.health()).status
+        if (child := os.fork()) == 0:
+            asyncio.run(forked(client, before))
+            os._exit(0)
+        os.waitpid(child, 0)
+        await client.health()
+asyncio.run(main())
+""",
+}
+
+
+class _Ports(BaseHTTPRequestHandler):
+    """Answers with the port of the caller's connection, which it keeps open."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        body = b'{"status": "%d"}' % self.client_address[1]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("driver", FORKED)
+def test_a_forked_process_calls_on_connections_of_its_own(driver: str) -> None:
+    """On its parent's, each would read the other's answers."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Ports) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        command = [sys.executable, "-c", FORKED[driver], f"http://127.0.0.1:{server.server_port}/A/1"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        server.shutdown()
+    assert (done.stdout, done.returncode) == ("new\n", 0), done.stderr
 
 
 async def test_a_stream_is_read_by_one_task_at_a_time(service: ContractServer) -> None:

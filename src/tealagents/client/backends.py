@@ -6,6 +6,7 @@ same ones.
 
 import asyncio
 import inspect
+import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
@@ -28,14 +29,25 @@ Chunks = Generator[bytes, None, None]
 
 
 class Backend:
-    """The caller's token and HTTP client, or an HTTP client of its own; for threads."""
+    """The caller's token and HTTP client, or an HTTP client of its own; for threads.
+
+    A forked process replaces an HTTP client of its own: on shared connections, each process would read the
+    other's answers.
+    """
 
     def __init__(self, token: Token, given: httpx.Client | None) -> None:
         self._token = _checked(token)
         self._owned = given is None
         self._http = given or httpx.Client(limits=LIMITS, mounts=DIRECT)
+        self._process = os.getpid()
+        #: kept and never closed, because the parent process uses their connections
+        self._inherited: list[httpx.Client] = []
 
     def http(self) -> httpx.Client:
+        if self._owned and not self._http.is_closed and self._process != os.getpid():
+            self._inherited.append(self._http)
+            self._http = httpx.Client(limits=LIMITS, mounts=DIRECT)
+            self._process = os.getpid()  # last: other threads take the new client from here on
         return self._http
 
     def token(self) -> str:
@@ -63,14 +75,15 @@ class Backend:
     def close(self) -> None:
         """Closes the HTTP client, unless the caller passed it in."""
         if self._owned:
-            self._http.close()
+            self.http().close()
 
 
 class AsyncBackend:
     """The caller's token and HTTP client, or an HTTP client of its own; for asyncio and Trio.
 
     Connections belong to an event loop. When that loop has ended, as in a program that calls `asyncio.run` in
-    each job, an HTTP client of its own is replaced by a new one.
+    each job, an HTTP client of its own is replaced by a new one; as it is in a forked process, like that of
+    `Backend`.
     """
 
     def __init__(self, token: AsyncToken, given: httpx.AsyncClient | None) -> None:
@@ -78,9 +91,16 @@ class AsyncBackend:
         self._owned = given is None
         self._http = given or httpx.AsyncClient(limits=LIMITS, mounts=DIRECT)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._process = os.getpid()
+        #: kept and never closed, because the parent process uses their connections
+        self._inherited: list[httpx.AsyncClient] = []
 
     def http(self) -> httpx.AsyncClient:
         """`RuntimeError` while it is in use in another event loop that is still running."""
+        if self._owned and not self._http.is_closed and self._process != os.getpid():
+            self._inherited.append(self._http)
+            self._http, self._loop = httpx.AsyncClient(limits=LIMITS, mounts=DIRECT), None
+            self._process = os.getpid()
         if (loop := _running_loop()) is None:
             return self._http
         if loop is not self._loop and self._owned and not self._http.is_closed:
