@@ -599,6 +599,15 @@ def test_tokens_stay_with_the_service(service: ContractServer, client: Client) -
     assert (error.value.status, len(service.calls)) == (307, 1)
 
 
+def test_cookies_are_not_kept(service: ContractServer, client: Client) -> None:
+    """A gateway may set one that no header can hold, which would fail every later call."""
+    cookie = "city=Z\u00fcrich; Path=/"
+    service.faults.append(Response("{}", 404, headers={"Set-Cookie": cookie}))
+    with pytest.raises(ProblemError):
+        client.send("hello")
+    assert client.send("hello").output == "hello "
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar
 
 import anyio
@@ -38,7 +39,7 @@ class Backend:
     def __init__(self, token: Token, given: httpx.Client | None) -> None:
         self._token = _checked(token)
         self._owned = given is None
-        self._http = given or httpx.Client(limits=LIMITS, mounts=DIRECT)
+        self._http = given or _http_client()
         self._process = os.getpid()
         #: kept and never closed, because the parent process uses their connections
         self._inherited: list[httpx.Client] = []
@@ -46,7 +47,7 @@ class Backend:
     def http(self) -> httpx.Client:
         if self._owned and not self._http.is_closed and self._process != os.getpid():
             self._inherited.append(self._http)
-            self._http = httpx.Client(limits=LIMITS, mounts=DIRECT)
+            self._http = _http_client()
             self._process = os.getpid()  # last: other threads take the new client from here on
         return self._http
 
@@ -89,7 +90,7 @@ class AsyncBackend:
     def __init__(self, token: AsyncToken, given: httpx.AsyncClient | None) -> None:
         self._token = _checked(token)
         self._owned = given is None
-        self._http = given or httpx.AsyncClient(limits=LIMITS, mounts=DIRECT)
+        self._http = given or _async_http_client()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process = os.getpid()
         #: kept and never closed, because the parent process uses their connections
@@ -99,7 +100,7 @@ class AsyncBackend:
         """`RuntimeError` while it is in use in another event loop that is still running."""
         if self._owned and not self._http.is_closed and self._process != os.getpid():
             self._inherited.append(self._http)
-            self._http, self._loop = httpx.AsyncClient(limits=LIMITS, mounts=DIRECT), None
+            self._http, self._loop = _async_http_client(), None
             self._process = os.getpid()
         if (loop := _running_loop()) is None:
             return self._http
@@ -110,7 +111,7 @@ class AsyncBackend:
                         "An AsyncClient can be used in one event loop at a time; this one is used in another."
                         " Make a client for each, or use Client, which serves many threads."
                     )
-                self._http = httpx.AsyncClient(limits=LIMITS, mounts=DIRECT)
+                self._http = _async_http_client()
             self._loop = loop
         return self._http
 
@@ -167,6 +168,19 @@ class AsyncBackend:
         """Closes the HTTP client, unless the caller passed it in."""
         if self._owned:
             await self.http().aclose()
+
+
+def _http_client() -> httpx.Client:
+    return httpx.Client(limits=LIMITS, mounts=DIRECT, cookies=_no_cookies())
+
+
+def _async_http_client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(limits=LIMITS, mounts=DIRECT, cookies=_no_cookies())
+
+
+def _no_cookies() -> CookieJar:
+    """A jar that stays empty: with a gateway's cookie that is not ASCII, httpx could send no later call."""
+    return CookieJar(DefaultCookiePolicy(allowed_domains=()))
 
 
 async def _released(response: httpx.Response, chunks: AsyncChunks) -> None:
