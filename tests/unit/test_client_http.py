@@ -599,6 +599,15 @@ def test_tokens_stay_with_the_service(service: ContractServer, client: Client) -
     assert (error.value.status, len(service.calls)) == (307, 1)
 
 
+@pytest.mark.parametrize("target", ["https://xn--a/", "https://host:port/", "mailto:a@b"])
+def test_a_redirect_to_anything_is_an_error(service: ContractServer, client: Client, target: str) -> None:
+    """Also to what is no URL: it is neither an error of another library nor a lost connection."""
+    service.faults.append(Response("", 302, headers={"Location": target}))
+    with pytest.raises(ProblemError, match="the address redirects elsewhere"):
+        client.send("hello")
+    assert len(service.calls) == 1
+
+
 def test_cookies_are_not_kept(service: ContractServer, client: Client) -> None:
     """A gateway may set one that no header can hold, which would fail every later call."""
     cookie = "city=Z\u00fcrich; Path=/"

@@ -171,11 +171,21 @@ class AsyncBackend:
 
 
 def _http_client() -> httpx.Client:
-    return httpx.Client(limits=LIMITS, mounts=DIRECT, cookies=_no_cookies())
+    hooks = {"response": [_unlocated]}
+    return httpx.Client(limits=LIMITS, mounts=DIRECT, cookies=_no_cookies(), event_hooks=hooks)
 
 
 def _async_http_client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(limits=LIMITS, mounts=DIRECT, cookies=_no_cookies())
+    async def unlocated(response: httpx.Response) -> None:
+        _unlocated(response)
+
+    hooks = {"response": [unlocated]}
+    return httpx.AsyncClient(limits=LIMITS, mounts=DIRECT, cookies=_no_cookies(), event_hooks=hooks)
+
+
+def _unlocated(response: httpx.Response) -> None:
+    """Removes the target of a redirect: httpx does not follow it, but parses it, with errors of its own."""
+    response.headers.pop("location", None)
 
 
 def _no_cookies() -> CookieJar:
