@@ -736,6 +736,29 @@ def test_a_service_on_loopback_is_called_through_no_proxy(
         assert connect(service.url.replace("127.0.0.1", host)).send("hello").output == "hello "
 
 
+class _RefusingProxy(BaseHTTPRequestHandler):
+    def do_CONNECT(self) -> None:
+        self.send_error(503)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_what_a_proxy_refuses_to_connect_was_not_done(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service cannot have received the call, so nothing has to be looked up before it is repeated."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _RefusingProxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.server_port}")
+        monkeypatch.setenv("no_proxy", "")
+        client = connect("https://agents.example.com/A/1", retry=NO_RETRY)
+        with pytest.raises(ConnectionLost, match="503") as lost:
+            client.fork(str(uuid.uuid4()))
+        proxy.shutdown()
+    assert not lost.value.in_doubt
+
+
 def test_given_http_client_is_left_open(service: ContractServer) -> None:
     """A client that was given is used, with its own settings, and not closed."""
     with httpx.Client(headers={"X-Trace": "1"}) as http:

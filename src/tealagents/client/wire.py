@@ -256,8 +256,9 @@ def _bearer(token: str) -> str:
 
 def lost(error: httpx.RequestError) -> Lost:
     """The meaning of a failed exchange."""
-    unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-    return Lost(error, sent=not unsent)
+    # ProxyError: the proxy refused to connect to the service
+    unsent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
+    return Lost(error, sent=not isinstance(error, unsent))
 
 
 def is_event_stream(headers: Mapping[str, str]) -> bool:
