@@ -725,14 +725,15 @@ def test_the_address_is_shown_when_it_is_served(
 
 
 @pytest.mark.parametrize("options", [[], ["--workers", "2"]])
+@pytest.mark.parametrize("streams", ["2>&-", "<&- 2>&-"])
 def test_a_service_whose_standard_error_is_closed_serves_all_the_same(
-    tmp_path: Path, options: list[str]
+    tmp_path: Path, options: list[str], streams: str
 ) -> None:
-    """Without a log."""
+    """Without a log, and to its end: where several are closed, the event loop does not get one of them."""
     for name in ("config.yaml", "custom_plugins.py"):
         shutil.copy(DEMO / name, tmp_path)
     command = [PROGRAM, "serve", str(tmp_path / "config.yaml"), "--offline", "--port", str(free_port())]
-    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command, *options]
+    closed = ["sh", "-c", f'exec "$@" {streams}', "sh", *command, *options]
     env = {**os.environ, "TA_PERSISTENCE": f"sqlite:///{tmp_path / 'state.db'}"}
     with subprocess.Popen(closed, env=env, stdout=subprocess.PIPE, text=True) as service:
         try:

@@ -69,8 +69,20 @@ def common(
     """Serve one stateful AI agent from one config file, and talk to it."""
 
 
+def _occupy_standard_streams() -> None:
+    """Opens those of the descriptors 0 to 2 that are closed, for this process and those that it starts.
+
+    The event loop would get one of them for itself, and libuv aborts the process when it closes such a
+    descriptor. `sys.stdin`, `sys.stdout` and `sys.stderr` stay None.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+
+
 def main() -> None:
     """The entry point."""
+    _occupy_standard_streams()
     if os.getpid() == 1:  # in a container: such a process gets only signals that it handles, as `serve` does
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     called = [name for name in sys.argv[1:2] if name in COMMANDS]
