@@ -468,6 +468,25 @@ def test_what_is_only_tried_makes_no_store(agent: Agent) -> None:
     assert "There is no store" in agent.run("state", "stats", **there).output
 
 
+def test_only_an_import_that_is_written_makes_a_store_and_says_so(agent: Agent) -> None:
+    """One that is refused leaves none behind, which the next start would take for the one that was meant."""
+    with agent.served() as service, service.client("ada") as ada:
+        say(ada, "hello")
+    agent.exported()
+    (agent.folder / "wrong").write_bytes(b"once upon a time\n")
+    elsewhere = agent.folder / "elsewhere.db"
+    there = {"TA_PERSISTENCE": f"sqlite:///{elsewhere}"}
+    refused = agent.run("state", "import", str(agent.folder / "wrong"), **there)
+    assert refused.exit_code == 2
+    assert "line 1" in refused.output
+    assert not elsewhere.exists()
+    warning = f"There was no store at {elsewhere}: a new one was created."
+    for warned in (True, False):
+        done = agent.run("state", "import", str(agent.folder / "export"), **there)
+        assert done.exit_code == 0
+        assert (warning in " ".join(done.output.split())) is warned
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_an_export_that_a_signal_ends_leaves_no_file(agent: Agent, number: signal.Signals) -> None:
     """What users said does not lie about under a name that no one knows."""

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, TypeVar
+from typing import IO, Annotated, Literal, TypeVar
 
 import typer
 from rich.progress import (
@@ -99,12 +99,12 @@ def _run_on(
     config: ServiceConfig,
     work: Callable[[OpenedState], Awaitable[T]],
     *,
-    creates: bool = False,
-    dry_run: bool = False,
+    missing: Literal["refused", "empty", "created"] = "refused",
 ) -> T:
     """Opens a config's state and runs `work` on it. An error is printed in one line, with exit status 2.
 
-    A missing store is an error unless the command `creates` one; a `dry_run` then works on an empty store.
+    A `missing` store is an error, stands for an `empty` one without being created, or is created with a
+    warning.
     """
 
     async def do() -> T:
@@ -112,10 +112,12 @@ def _run_on(
         from tealagents.stores.memory import MemoryStore
 
         plain = plain_store(config.persistence)
-        exists = (creates and not dry_run) or await plain.exists()
-        if not exists and not creates:
+        exists = await plain.exists()
+        if not exists and missing == "refused":
             raise StoreConfigError(absent(plain))
-        async with store_of(config) if exists else MemoryStore() as store:
+        async with store_of(config) if exists or missing == "created" else MemoryStore() as store:
+            if not exists and missing == "created":
+                _warn_of_new(plain)
             records = record_store_of(config, store, SystemClock())
             await check_key(config, records, writes=False)
             return await work(OpenedState(config, records, rules_of(config)))
@@ -283,15 +285,14 @@ def import_command(
     The command can be repeated.
     """
 
-    async def work(opened: OpenedState) -> Importer:
-        size = _size(lines)
-        checking = Importer(opened.records, key_seconds=opened.key_seconds)
+    async def check(opened: OpenedState) -> Importer:
+        checking, size = Importer(opened.records, key_seconds=opened.key_seconds), _size(lines)
         with _progress("bytes checked") as report:
             await checking.compare(lines, lambda row: report(lines.tell(), size))
-        if dry_run:
-            return checking
-        lines.seek(0)
-        importer = Importer(opened.records, key_seconds=opened.key_seconds)
+        return checking
+
+    async def write(opened: OpenedState) -> Importer:
+        importer, size = Importer(opened.records, key_seconds=opened.key_seconds), _size(lines)
         with _progress("bytes imported") as report:
             await importer.write(lines, lambda row: report(lines.tell(), size))
         return importer
@@ -299,7 +300,9 @@ def import_command(
     checked = _load_checked(config)
     # before a store is created, and before the event loop runs, in which Ctrl-C does not interrupt a read
     with _input_file(file) as lines:
-        done = _run_on(checked, work, creates=True, dry_run=dry_run)
+        done = _run_on(checked, check, missing="empty")
+        if not dry_run:
+            done = _run_on(checked, write, missing="created")
     verb = "would be written" if dry_run else "written"
     stderr.print(f"{_count_text(done.written, 'record')} {verb}, {done.same} already there")
 
@@ -588,13 +591,17 @@ def migrate_command(config: Config = None) -> None:
     except (PersistenceUnavailable, StoreConfigError, CorruptState, OSError) as error:
         raise fail(str(error)) from None
     if not existed:
-        warn(
-            f"There was no store at {store.where}: a new one was created. Check TA_PERSISTENCE or "
-            "spec.persistence."
-        )
+        _warn_of_new(store)
     for name in applied:
         print(f"applied {name}")
     print(f"{store.name} is up to date")
+
+
+def _warn_of_new(store: BaseStore) -> None:
+    warn(
+        f"There was no store at {store.where}: a new one was created. Check TA_PERSISTENCE or "
+        "spec.persistence."
+    )
 
 
 async def _migrate(store: BaseStore, migrate: Callable[[], Awaitable[list[str]]]) -> tuple[bool, list[str]]:
