@@ -217,6 +217,28 @@ def test_a_reader_that_is_silent_is_hung_up_on(service: MonitoredService) -> Non
             each.close()
 
 
+def test_a_reader_whose_request_takes_too_long_is_hung_up_on(service: MonitoredService) -> None:
+    """Also where a byte of it comes now and then: that keeps Prometheus out no longer than silence."""
+    address = ("127.0.0.1", service.metrics_port)
+    slow = [socket.create_connection(address) for _ in range(scraping.MOST_READERS)]
+
+    def are_hung_up_on() -> bool:
+        for each in slow[:]:
+            try:
+                each.send(b"G")
+            except OSError:
+                slow.remove(each)
+                each.close()
+        return not slow
+
+    try:
+        until(are_hung_up_on, every=0.2)
+        assert service.samples()
+    finally:
+        for each in slow:
+            each.close()
+
+
 def test_readers_that_got_no_thread_take_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """The metrics are read again once there are threads."""
     port, starting = free_port(), threading.Thread.start

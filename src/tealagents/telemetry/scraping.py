@@ -7,6 +7,7 @@ on a socket in a folder of the parent, whose path it inherits (`SOCKETS`); the p
 Threads answer, so that metrics come even from a process whose event loop hangs.
 """
 
+import io
 import logging
 import os
 import socket
@@ -14,6 +15,7 @@ import socketserver
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
@@ -34,7 +36,7 @@ PATH = "/metrics"
 SOCKETS = "TEALAGENTS_METRICS_SOCKETS"
 #: most readers at once; Prometheus needs one
 MOST_READERS = 8
-#: seconds to wait for data from a reader or a worker
+#: seconds to wait for a reader's whole request, for the answer to be taken, or for data from a worker
 SILENCE_SECONDS = 2.0
 #: the highest process id on Linux
 HIGHEST_PID = 4_194_304
@@ -81,12 +83,38 @@ class _SocketServer(_Bounded, socketserver.UnixStreamServer):
     pass
 
 
+class _Request(io.RawIOBase):
+    """The bytes of a request. All of them have to come in time: a reader could send one now and then."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._due = time.monotonic() + SILENCE_SECONDS
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._due - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(SILENCE_SECONDS)  # for the answer
+
+
 class _Page(BaseHTTPRequestHandler):
     """GET /metrics, and nothing else."""
 
     timeout = SILENCE_SECONDS
     server: _HttpServer
     server_version, sys_version = "tealagents", ""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Request(self.connection))
 
     def do_GET(self) -> None:
         if self.path.partition("?")[0] != PATH:
