@@ -4,8 +4,12 @@ import {readMessages, readText} from "./sse.js";
 
 export const EVENT_STREAM = "text/event-stream";
 
-/** The failures of Node.js after which the service cannot have seen the call. A browser does not say. */
-const UNSENT = /^(ECONNREFUSED|ENOTFOUND|EAI_AGAIN|UND_ERR_CONNECT_TIMEOUT)$/;
+/**
+ * The failures of Node.js after which the service cannot have seen the call, by their code, name and system call: no
+ * address, no connection to one or to several (AggregateError), a certificate that is not trusted. The code alone does
+ * not say, because EHOSTUNREACH may also end a connection. A browser says nothing.
+ */
+const UNSENT = /connect|addr|CONNECT_|CERT|LEAF|Agg/;
 
 /** The slowest upload that is waited for. `fetch` does not say how far a body is, so that it has a time of its own. */
 const UPLOADED_PER_MS = 16;
@@ -29,7 +33,8 @@ export class Lost extends Error {
   /** @param {unknown} cause */
   constructor(cause) {
     super(reason(cause), {cause});
-    this.sent = !UNSENT.test(/** @type {any} */ (cause)?.cause?.code);
+    const {code, name, syscall} = /** @type {any} */ (cause)?.cause ?? {};
+    this.sent = !UNSENT.test(code + name + syscall);
   }
 }
 

@@ -386,6 +386,36 @@ test("what aborts the call and throws at once leaves no rejection that is unhand
   assert.equal(unhandled.mock.callCount(), 0);
 });
 
+test("a call for which no connection was made is not in doubt", async () => {
+  /** @type {[object, boolean][]} */
+  const causes = [
+    [{code: "ECONNREFUSED", syscall: "connect"}, false],
+    [{code: "EHOSTUNREACH", syscall: "connect"}, false],
+    [{code: "ENETUNREACH", syscall: "connect"}, false],
+    [{code: "EADDRNOTAVAIL", syscall: "connect"}, false],
+    [{code: "ENETUNREACH", name: "AggregateError"}, false],
+    [{code: "ENOTFOUND", syscall: "getaddrinfo"}, false],
+    [{code: "EAI_AGAIN", syscall: "getaddrinfo"}, false],
+    [{code: "UND_ERR_CONNECT_TIMEOUT", name: "ConnectTimeoutError"}, false],
+    [{code: "CERT_HAS_EXPIRED"}, false],
+    [{code: "DEPTH_ZERO_SELF_SIGNED_CERT"}, false],
+    [{code: "UNABLE_TO_VERIFY_LEAF_SIGNATURE"}, false],
+    [{code: "ERR_TLS_CERT_ALTNAME_INVALID"}, false],
+    [{code: "EHOSTUNREACH", syscall: "read"}, true],
+    [{code: "ECONNRESET", syscall: "read"}, true],
+    [{code: "UND_ERR_SOCKET", name: "SocketError"}, true],
+    [{code: "HPE_CLOSED_CONNECTION", name: "HTTPParserError"}, true],
+    [{}, true],
+  ];
+  for (const [known, inDoubt] of causes) {
+    const cause = Object.assign(new Error("no answer"), known);
+    const lost = () => assert.fail(new TypeError("fetch failed", {cause}));
+    const agent = new Client(URL_OF_AN_AGENT, {fetch: lost, retry: {attempts: 0}});
+    const error = await agent.fork("t").catch((error) => error);
+    assert.deepEqual([error.name, error.inDoubt], ["ConnectionLost", inDoubt], JSON.stringify(known));
+  }
+});
+
 test("a page in answer to a deletion has deleted nothing", async () => {
   const agent = new Client(URL_OF_AN_AGENT, {fetch: async () => new Response("<html>sign in</html>")});
   await assert.rejects(agent.deleteTask("t"), UnexpectedAnswer);
