@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from wire import JSON, Json, problem, text
+from jsonschema import Draft202012Validator
+from wire import JSON, NOBODYS, Json, problem, text
 
 from tealagents.api import bodies
 from tealagents.domain.json_limits import DEEPEST, MOST_EXTREMES
@@ -167,6 +168,37 @@ def test_a_request_names_others_by_their_ids(service: ServiceThread, field: str,
         document["requests"][1][field] = value
         refused = ada.post("/tasks/import", json=document)
         problem(refused, 422, "invalid_request", f"requests.1.{field}")
+
+
+def put(document: Json, path: tuple[Any, ...], value: Any) -> Json:
+    """The document under new ids, with the value at the path."""
+    made = renamed(document)
+    parent: Any = made
+    for part in path[:-1]:
+        parent = parent[part]
+    parent[path[-1]] = value
+    return made
+
+
+def test_an_import_accepts_the_ids_times_and_statuses_that_are_described(service: ServiceThread) -> None:
+    """And no other; of a fork, whose messages also have the ids of others."""
+    schema = {"$ref": "#/components/schemas/ExportedTask"}
+    schema |= {"components": httpx.get(service.url + "/openapi.json").json()["components"]}
+    described = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    with service.client("ada") as ada:
+        task = ada.post("", json=text("My name is Ada.")).json()["task_id"]
+        task = ada.post(f"/tasks/{task}/fork").raise_for_status().json()["task_id"]
+        assert ada.post("", json=text("fail", task_id=task)).status_code == 502
+        document = ada.get(f"/tasks/{task}/export").raise_for_status().json()
+        described.validate(document)
+        named = {path: path[-1] for path in leaves(document) if path and isinstance(path[-1], str)}
+        for path, name in named.items():
+            if name.endswith(("_id", "_at")) or name in ("id", "at", "parent", "status"):
+                for value in ("x", NOBODYS.upper(), "Running"):
+                    made = put(document, path, value)
+                    answer = ada.post("/tasks/import", json=made)
+                    assert answer.status_code in (201, 422), answer.text
+                    assert described.is_valid(made) == (answer.status_code == 201), (path, answer.text)
 
 
 @pytest.mark.parametrize(

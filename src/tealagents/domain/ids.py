@@ -17,8 +17,9 @@ from tealagents.domain.errors import InvalidRequest
 
 _CANONICAL = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.ASCII)
 _NIL = "00000000-0000-0000-0000-000000000000"
-#: the ids that are accepted, in lower or upper case, as a pattern for JSON Schema
-PATTERN = r"^(?!0{8}-0{4}-0{4}-0{4}-0{12}$)[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+#: the canonical form, as a pattern for JSON Schema; and the ids that are accepted, in lower or upper case
+CANONICAL = r"^(?!0{8}-0{4}-0{4}-0{4}-0{12}$)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+PATTERN = CANONICAL.replace("a-f", "a-fA-F")
 EXAMPLE = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
 #: characters of a call's id that clients see; they see a digest of a longer one
 LONGEST_CALL_ID = 200

@@ -45,7 +45,8 @@ EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, 23, 
 #: the latest expiry: nothing is added to it, and many clients send the year 9999 for never
 LATEST_EXPIRY = datetime.max.replace(tzinfo=UTC)
 
-_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
+#: the time of an entry, as a pattern
+STAMP = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"
 #: the highest number of a stream event that fits into a key
 _LAST_EVENT = 10**12 - 1
 
@@ -242,7 +243,7 @@ def _check_entry(n: int, entry: ExportedEntry, known: Collection[str]) -> None:
     where = f"entries.{n}"
     if entry.seq != n + 1:
         raise InvalidRequest(f"{where}.seq", f"must be {n + 1}")
-    if not _STAMP.fullmatch(entry.at):
+    if not re.fullmatch(STAMP, entry.at):
         raise InvalidRequest(f"{where}.at", "must be a time such as 2030-01-01T00:00:00.000000Z")
     if entry.request_id is not None and entry.request_id not in known:
         raise InvalidRequest(f"{where}.request_id", "is not a request of the document")

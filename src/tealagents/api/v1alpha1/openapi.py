@@ -12,8 +12,9 @@ from tealagents.api.exchange import Exchange
 from tealagents.api.http import PROBLEM_JSON, RETRY_AFTER, STATUSES
 from tealagents.api.settings import ApiSettings
 from tealagents.api.v1alpha1 import inputs, problems, schemas
-from tealagents.domain.models import Json
-from tealagents.state.task_document import ExportedTask
+from tealagents.domain import ids
+from tealagents.domain.models import ENDED, Json
+from tealagents.state.task_document import STAMP, ExportedTask
 
 if TYPE_CHECKING:
     from tealagents.api.v1alpha1.routing import Routes
@@ -283,11 +284,38 @@ def _with_references(schema: Any) -> Any:
     return [_with_references(item) for item in schema] if isinstance(schema, list) else schema
 
 
+_ID: Json = {"format": "uuid", "pattern": ids.CANONICAL}
+_TIME: Json = {"format": "date-time"}
+_STATUS: Json = {"enum": sorted(ENDED)}
+#: ids, times and statuses that an import checks, by record: msgspec describes only their types
+_CHECKED: dict[str, dict[str, Json]] = {
+    "Head": {
+        **dict.fromkeys(("task_id", "session_id", "checkpoint_id"), _ID),
+        **dict.fromkeys(("created_at", "updated_at", "expires_at"), _TIME),
+        "status": _STATUS,
+    },
+    "RequestRecord": {
+        **dict.fromkeys(("task_id", "session_id", "request_id", "parent", "retries"), _ID),
+        **dict.fromkeys(("created_at", "started_at", "resumed_at", "ended_at"), _TIME),
+        "status": _STATUS,
+    },
+    "ExportedEntry": {"request_id": _ID, "at": {"pattern": f"^{STAMP}$"}},
+    "RequestEnd": {"request_id": _ID, "ended_at": _TIME},
+    "ToolIntent": {"request_id": _ID},
+    "Step": {"step_id": _ID, "request_id": _ID, "started_at": _TIME},
+    "Message": {"message_id": _ID, "request_id": _ID, "created_at": _TIME},
+}
+
+
 def _schemas_of_export() -> dict[str, Any]:
     """The schemas of an exported task, with `Exported` before each name: documents share some of them."""
     _, components = msgspec.json.schema_components(
         (ExportedTask,), ref_template=_COMPONENTS + "Exported{name}"
     )
+    for name, fields in _CHECKED.items():
+        for field, accepted in fields.items():
+            schema = components[name]["properties"][field]
+            schema.get("anyOf", [schema])[0].update(accepted)  # the other one is null
     named = {f"Exported{name}": schema for name, schema in components.items()}
     written = json.dumps(named).replace("ExportedExported", "Exported")
     made: dict[str, Any] = _with_limits(json.loads(written))
@@ -307,7 +335,7 @@ def _with_limits(schema: Any) -> Any:
     match schema.get("type"):
         case "integer" | "number":
             kept |= {"minimum": 0, "maximum": 2**53}
-        case "string" if not schema.keys() & {"enum", "const", "format"}:
+        case "string" if not schema.keys() & {"enum", "const", "format", "pattern"}:
             kept["pattern"] = inputs.NO_NUL
         case "object" if schema.keys() & {"properties", "additionalProperties"}:
             kept["propertyNames"] = {"pattern": inputs.NO_NUL}
