@@ -291,12 +291,15 @@ def _explain(body: bytes, error: Exception) -> NoReturn:
     raise InvalidRequest("body", f"is not valid JSON: {error}", malformed=True) from None
 
 
-def validated(kind: type[T], value: Any) -> T:
-    """`value` as a model, or `InvalidRequest` naming the first field that is wrong and all the others."""
+def validated(kind: type[T], value: Any, **how: Any) -> T:
+    """`value` as a model, or `InvalidRequest` naming the first field that is wrong and all the others.
+
+    `how`: what else `model_validate` is called with.
+    """
     _check_object(value)
     for context in (None, _FIRST):
         try:
-            return kind.model_validate(value, context=context)
+            return kind.model_validate(value, context=context, **how)
         except ValidationError as error:
             count = error.error_count()
             if count <= MISTAKES:

@@ -105,6 +105,24 @@ def _refused_as_too_large(answer: httpx.Response) -> None:
     assert refused["error"]["message"] == "body: may have at most 16,384 bytes and 300 JSON values"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("protocolVersion", 1), ("capabilities", None), ("capabilities", {"roots": 1}), ("clientInfo", {})],
+)
+def test_an_initialize_that_is_refused_leaves_no_session(
+    monkeypatch: pytest.MonkeyPatch, field: str, value: object
+) -> None:
+    """A host that sends wrong parameters again and again is not locked out."""
+    monkeypatch.setattr(sessions, "MOST_PER_USER", 1)
+    with serving() as (service, _), service.client() as ada:
+        answer = _opening(ada, **{field: value})
+        assert (answer.status_code, "mcp-session-id" in answer.headers) == (400, False), answer.text
+        refused = answer.json()
+        assert (refused["id"], refused["error"]["code"]) == (3, types.INVALID_PARAMS)
+        assert refused["error"]["message"].startswith(f"params.{field}")
+        opened(ada)
+
+
 def test_more_answers_than_there_are_questions_are_not_looked_at(service: ServiceThread) -> None:
     """The model can read why: it is the result of its call."""
     with service.client() as client:

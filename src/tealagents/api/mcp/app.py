@@ -16,7 +16,8 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared import inbound
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import ServerMessageMetadata
-from mcp_types import CallToolRequestParams
+from mcp_types import CallToolRequestParams, InitializeRequest
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -34,7 +35,7 @@ from tealagents.api.settings import ApiSettings
 from tealagents.domain.errors import Overloaded
 from tealagents.domain.models import Json
 
-_SESSION = b"mcp-session-id"
+_SESSION, _OLDER = b"mcp-session-id", (None, *HANDSHAKE_PROTOCOL_VERSIONS)
 #: sessions that may be open at once, of one user and in the process; one that is idle for 30 minutes ends
 MOST_PER_USER, MOST_SESSIONS = 1000, 10_000
 
@@ -42,7 +43,7 @@ MOST_PER_USER, MOST_SESSIONS = 1000, 10_000
 def build(exchange: Exchange, path: str) -> Served:
     """The agent at `path`. Hosts before 2026-07-28 have sessions: they are asked while their call waits."""
     agent, settings, calls = exchange.agent, exchange.settings, OpenCalls(exchange)
-    about, name = settings.description, agent.name
+    about, name, known = settings.description, agent.name, exchange.resource(path).route()
     said: Json = {"description": about, "instructions": f"{about} Call `ask` to talk to the agent."}
     server = Server(name, version=agent.version, **said, on_list_tools=partial(listed, name, about))
     server.add_request_handler("tools/call", CallToolRequestParams, partial(answer, calls))
@@ -51,14 +52,14 @@ def build(exchange: Exchange, path: str) -> Served:
     routes = Router([Route(each, sessions) for each in (path, path + "/")], False, gate.nothing_here)
     gated = gate.Gate(routes, exchange, path, respond, check=_check, holds=False)
     app = with_cors(KnownOrigins(gated, settings, rpc_refused), settings, "mcp-session-id")
-    known = exchange.resource(path).route()
     return Served(app=app, path=path, discovery=[known], urls={"url": path}, lifespan=sessions.open)
 
 
 def _check(call: gate.AdmittedCall, _: int) -> None:
-    """Refuses what a session would keep, and more answers than there are questions."""
-    if call.rpc_method == "initialize":
+    """Refuses what would keep a session, or be kept in one, and more answers than there are questions."""
+    if call.rpc_method == "initialize" and call.request.headers.get("mcp-protocol-version") in _OLDER:
         bodies.check_kept(call.body, call.size, call.request.scope)
+        bodies.validated(InitializeRequest, call.body, by_name=False)  # the SDK refuses it in a session
     bodies.check_count(call.rpc_params.get("inputResponses"), bodies.MISTAKES, "params.inputResponses")
 
 

@@ -82,8 +82,7 @@ def how_of(call: AdmittedCall) -> str:
     """What `elicits` says of an older host: first its `initialize`, then the middle of its session's id."""
     if call.rpc_method != "initialize":
         return "".join(call.request.headers.get("mcp-session-id", "").split(".")[1:-1])
-    host = Connection.from_envelope("", None, call.rpc_params.get("capabilities"))
-    return elicits(host.client_capabilities)
+    return elicits(Connection.from_envelope("", None, call.params.get("capabilities")).client_capabilities)
 
 
 def questions(pause: Approval, how: str) -> dict[str, types.ElicitRequest]:
@@ -135,5 +134,6 @@ def respond(call: AdmittedCall, error: TealError, headers: Mapping[str, str]) ->
             wrong = InvalidRequest(error.field.removeprefix("params.arguments."), error.reason)
             return rpc_response(rpc_id, result=of_error(wrong))
         status = 415 if error.field == "Content-Type" else 400
-        code = types.PARSE_ERROR if error.malformed and error.field == "body" else types.INVALID_REQUEST
+        code = types.INVALID_PARAMS if error.field.startswith("params") else code
+        code = types.PARSE_ERROR if error.malformed and error.field == "body" else code
     return rpc_response(rpc_id, status=status, headers=headers, error={"code": code, "message": error.detail})
