@@ -306,6 +306,19 @@ def test_no_path_takes_a_websocket() -> None:
                 assert "stream over HTTP" in document["detail"]
 
 
+def test_documents_for_discovery_refuse_other_methods_as_problems() -> None:
+    """Over every protocol, without a token. covers: APP-6"""
+    with offline_service(protocols=list(PROTOCOLS)) as (service, _):
+        known = f"{service.root}/.well-known"
+        metadata = [f"{known}/oauth-protected-resource{service.prefix}{path}" for path in PATHS]
+        cards = [f"{at}/agent-card.json" for at in (known, f"{service.url}/a2a/.well-known")]
+        for url in (*metadata, *cards):
+            for method in ("PUT", "POST", "DELETE", "OPTIONS"):
+                answer = httpx.request(method, url)
+                assert "GET" in problem(answer, 405, "method_not_allowed")["detail"], url
+                assert "GET" in answer.headers["allow"], url
+
+
 def test_head_is_there_where_get_is(small_bodies: ServiceThread) -> None:
     """As `wget --spider` and `curl -I` ask; of a stream only the head is sent."""
     with small_bodies.client(None) as anonymous:

@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from tealagents.api.http import WrongMethod, json_response, retry_after
+from tealagents.api.http import DocumentRoute, WrongMethod, json_response, retry_after
 from tealagents.domain.errors import (
     InsufficientScope,
     InternalError,
@@ -172,14 +171,14 @@ class ProtectedResource:
                 return metadata
         raise NotFound("There is no such protected resource here.")
 
-    def route(self) -> Route:
+    def route(self) -> DocumentRoute:
         """Where the metadata of this resource is, for a protocol below the agent's own path."""
 
         async def document(request: Request) -> Response:
             return json_response(self.document(request, self._prefix))
 
         below = urlsplit(self._public_url or "").path
-        return Route(WELL_KNOWN + below + self._prefix, document)
+        return DocumentRoute(WELL_KNOWN + below + self._prefix, document)
 
     def url(self, request: Request) -> str:
         """Where this client sees the resource."""

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from tealagents.domain.errors import (
@@ -129,6 +130,20 @@ def problem_document(code: str, title: str, detail: str, status: int, **fields: 
 
 def problem_response(document: Json, *, headers: Mapping[str, str] | None = None) -> Response:
     return json_response(document, status=document["status"], headers=headers, media_type=PROBLEM_JSON)
+
+
+class DocumentRoute(Route):
+    """A document that anyone may read. No protocol's error handler is around it."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        allowed = self.methods or set()
+        if scope["method"] in allowed:
+            await super().handle(scope, receive, send)
+            return
+        error = WrongMethod(", ".join(sorted(allowed)))
+        title, status = "The method is not allowed here", STATUSES[error.code]
+        document = problem_document(error.code, title, error.detail, status)
+        await problem_response(document, headers={"allow": error.allow})(scope, receive, send)
 
 
 def with_headers(send: Send, change: Callable[[Headers], Headers]) -> Send:

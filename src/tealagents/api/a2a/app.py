@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from tealagents.api import gate
+from tealagents.api import gate, http
 from tealagents.api.a2a.documents import INPUT_MODES
 from tealagents.api.a2a.errors import respond
 from tealagents.api.a2a.handler import Handler
@@ -71,8 +71,8 @@ def build(exchange: Exchange, path: str) -> Served:
     routes = [*rpc(path), *rpc(path + "/"), *(each for each in rest if isinstance(each, Route))]
     check = gate.bounded("message.parts", get_args(A2ARequest.model_fields["root"].annotation))
     calls = gate.Gate(Router(routes, False, gate.nothing_here), exchange, path, respond, check=check)
-    app = with_cors(Router([Route(path + CARD, card)], False, calls), exchange.settings)
-    at_root = [Route(CARD, card), resource.route()]
+    app = with_cors(Router([http.DocumentRoute(path + CARD, card)], False, calls), exchange.settings)
+    at_root = [http.DocumentRoute(CARD, card), resource.route()]
     return Served(app=app, path=path, discovery=at_root, urls={"url": path, "card": CARD})
 
 
