@@ -3,12 +3,25 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from engine_setup import ADA, Faulty, Process, Scripted, Shared, calls, noting, process, says, waits
+from engine_setup import (
+    ADA,
+    Faulty,
+    Process,
+    Scripted,
+    Shared,
+    Watched,
+    calls,
+    nothing,
+    noting,
+    process,
+    says,
+    waits,
+)
 from msgspec.structs import replace
 
 from tealagents.domain.errors import Interrupted, NotFound, PersistenceUnavailable
@@ -33,6 +46,7 @@ from tealagents.engine.run import TASK_GONE
 from tealagents.state import keys
 from tealagents.state.pruning import UserErasure
 from tealagents.state.session_deletion import SessionDeletion
+from tealagents.state.streams import JUMP
 from tealagents.state.tasks import SOONEST_LOOK_SECONDS, next_look
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock, advance
@@ -69,6 +83,38 @@ async def test_followers_of_what_is_deleted_meanwhile_hear_so() -> None:
         for each in await asyncio.gather(*following, return_exceptions=True):
             assert isinstance(each, NotFound)
             assert each.detail == TASK_GONE
+
+
+@pytest.mark.parametrize("status", ["Paused", "Completed"])
+async def test_a_stream_whose_task_is_deleted_meanwhile_has_no_gap(status: str) -> None:
+    """After whichever read the deletion comes: the follower gets all events, or an error."""
+    call = (ToolCall("c1", "Shell-delete", "{}"),) if status == "Paused" else ()
+
+    async def answer(_: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        for text in ("one", "two"):
+            yield TextDelta(text)
+        yield ModelDone(finish_reason="tool_calls" if call else "stop", tool_calls=call, model="scripted")
+
+    store, deleted_after = Shared(), 0
+    watched = Watched(store)
+    async with process(store, Scripted(answer), noting([], governed=True)) as here, process(watched) as there:
+        while watched.points >= deleted_after:  # until the stream is over before
+            watched.there, deleted_after = nothing, deleted_after + 1
+            request = await here.ask(streamed=True)
+            assert request.status == status
+
+            async def delete(point: int, task_id: str = request.task_id, after: int = deleted_after) -> None:
+                if point == after:
+                    await here.eraser.delete_task(here.partition(), task_id)
+
+            seen, watched.points, watched.there = list[int](), 0, delete
+            with suppress(NotFound):
+                async for events in there.service.follow(there.partition(), request.request_id, 0):
+                    seen += [each.id for each in events]
+                assert seen[-1] == request.last_event
+            assert seen == [*range(1, len(seen) + 1)], deleted_after
+    assert seen[-1] == request.last_event
+    assert deleted_after > 3
 
 
 async def test_a_request_that_the_store_has_lost_was_interrupted_and_its_task_is_not_called_gone() -> None:
@@ -171,6 +217,21 @@ async def test_followers_learn_that_the_process_has_died(clock: FakeClock, lease
         for events in await asyncio.gather(*following):
             assert isinstance(events[-1].event, Failed)
             assert events[-1].event.error.code == "interrupted"
+
+
+async def test_who_joins_after_a_process_has_died_gets_the_end_whose_number_jumps(clock: FakeClock) -> None:
+    """As those did who followed before: that events seem to be missing is no error. covers: STATE-4"""
+    store = Silent(clock=lambda: clock.now().timestamp())
+    async with process(store, clock=clock) as there:
+        dead = Process(store, Scripted(waits(asyncio.Event(), "one")), clock=clock)
+        await dead.lease._renew()
+        request_id = (await dead.send(streamed=True)).request.request_id
+        following = asyncio.create_task(there.followed(request_id))
+        await pass_by(clock, 1)
+        await pass_by(clock, 30)
+        seen = await following
+        assert seen[-1].id > JUMP
+        assert await there.followed(request_id) == seen
 
 
 async def test_what_waits_its_turn_at_the_end_of_a_drain_is_an_error_to_who_follows_it(
