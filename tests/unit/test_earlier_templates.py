@@ -3,6 +3,7 @@
 import contextlib
 import re
 import time
+import tracemalloc
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -184,6 +185,41 @@ def test_a_longer_text_than_may_be_made_is_not_worked_on(use: str) -> None:
         template.render({"text": "a " * (LONGEST // 2)})
         with pytest.raises(TemplateRefused, match=f"^produces more than {LONGEST:,} characters$"):
             template.render({"text": "a " * (LONGEST // 2) + "a"})
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "(text ~ text)|length",
+        "'a' ~ (text ~ (text ~ 'b'))|length",
+        "[text, text]|string|length",
+        "[text, {'b': (1, text)}]|upper|length",
+        "[[text, text]]|join|length",
+        "[[text, text]]|map('string')|map('length')|first",
+        "[text, text]|replace('a', '')|length",
+        "[text, text]",
+    ],
+)
+def test_a_text_that_is_put_together_is_measured_first(use: str) -> None:
+    """Also if only its length is wanted: a short template may name a long text many times."""
+    template = Instructions(f"{{{{ {use} }}}}")
+    template.render({"text": "a" * (LONGEST // 3)})
+    text = "a" * (LONGEST // 2 + 1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TemplateRefused, match=f"^produces more than {LONGEST:,} characters$"):
+            template.render({"text": text})
+        assert tracemalloc.get_traced_memory()[1] < LONGEST
+    finally:
+        tracemalloc.stop()
+
+
+def test_joining_looks_at_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = Instructions("{{ text ~ text ~ text }}")
+    clock = SimpleNamespace(monotonic=count(0, MOST_SECONDS * 0.4).__next__)
+    monkeypatch.setattr("tealagents.api.skagents.templates.time", clock)
+    with pytest.raises(TemplateRefused, match="takes more than"):
+        template.render({"text": "a"})
 
 
 def test_the_beginning_of_a_long_text_can_be_used() -> None:

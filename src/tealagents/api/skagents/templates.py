@@ -140,6 +140,25 @@ def _check_length(length: int) -> None:
         raise TemplateRefused(f"produces more than {LONGEST:,} characters")
 
 
+def _text(value: Any) -> str:
+    """A value as text. What a list or mapping holds is measured first: it may hold one text many times."""
+    if not isinstance(value, str):
+        length = 0
+        for number, each in enumerate(_within(value)):
+            length += len(each) if isinstance(each, str) else 0
+            _check_length(max(number, length))
+    return str(value)
+
+
+def _within(value: Any) -> Iterator[Any]:
+    """A value, and what it holds."""
+    yield value
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    for each in value if isinstance(value, list | tuple) else ():
+        yield from _within(each)
+
+
 # --- filters in place of Jinja's own --------------------------------------------------------------
 
 
@@ -177,7 +196,7 @@ def _with_length_check(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @pass_context
     def work(context: Context, value: Any, *arguments: Any, **named: Any) -> Any:
-        text = value if isinstance(value, str) else str(value)
+        text = value if isinstance(value, str) else _text(value)
         _measure(context, text, *arguments, *named.values())
         return function(text, *arguments, **named)
 
@@ -204,7 +223,7 @@ def _checked_text(value: Any) -> Any:
 
 
 def _replace(text: Any, old: str, new: str, count: int | None = None) -> str:
-    whole, times = str(text), -1 if count is None else count
+    whole, times = _text(text), -1 if count is None else count
     _check_length(len(whole) + whole.count(old) * len(new))
     return whole.replace(old, new, times)
 
@@ -212,7 +231,7 @@ def _replace(text: Any, old: str, new: str, count: int | None = None) -> str:
 def _join(joined: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
     if attribute:
         joined = map(make_attrgetter(_environment, attribute), joined)
-    parts = list(map(str, joined))
+    parts = list(map(_text, joined))
     _check_length(sum(map(len, parts)) + len(parts) * len(d))
     return d.join(parts)
 
@@ -253,10 +272,10 @@ class _Environment(SandboxedEnvironment):
     intercepted_binops = frozenset({"+", "%", "*"})
 
     def __init__(self) -> None:
-        super().__init__(autoescape=False)
+        super().__init__(autoescape=False, finalize=_text)
         self.filters = {name: FILTERS[name] for name in _FILTERS}
         self.filters |= {"join": _join, "replace": _replace, "round": _round, "tojson": _to_json}
-        self.filters["safe"] = _safe
+        self.filters |= {"safe": _safe, "string": _text}
         self.arguments = {name: _arguments_of(function) for name, function in self.filters.items()}
         self.filters |= {name: _with_steps(self.filters[name]) for name in _ITERATING}
         self.filters |= {
@@ -434,11 +453,15 @@ def _optional(tree: nodes.Template) -> set[str]:
 
 
 def _with_limits(tree: nodes.Template) -> nodes.Template:
-    """The template with steps counted in every loop, and the length of every assigned text checked."""
+    """The template with steps counted in every loop and `~`, and the length of every assigned or joined text
+    checked."""
     for loop in tree.find_all(nodes.For):
         loop.iter = _filter_node(loop.iter, _STEPS)
     for assignment in tree.find_all(nodes.Assign):
         assignment.node = _filter_node(assignment.node, _CHECKED)
+    for joined in tree.find_all(nodes.Concat):
+        parts = nodes.List(joined.nodes, lineno=joined.lineno, environment=joined.environment)
+        joined.nodes = [_filter_node(parts, "join")]
     return tree
 
 
