@@ -46,7 +46,7 @@ from tealagents.opening import Held
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
 from tealagents.tooling import Tooling
-from tealagents.tools.code import imported
+from tealagents.tools.code import imported, make_importable
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.input_types import INPUTS
 
@@ -122,7 +122,11 @@ def _refuse_tools(names: Sequence[str], why: str) -> None:
 
 
 def _module_of(config: EarlierConfig) -> ModuleType | None:
-    return imported(config.types_module) if config.types_module is not None else None
+    if config.types_module is None:
+        return None
+    module = imported(config.types_module, config.modules)
+    make_importable(module)  # as there: plugins import it
+    return module
 
 
 def _input_of(config: EarlierConfig, module: ModuleType | None) -> type[BaseModel]:

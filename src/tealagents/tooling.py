@@ -24,6 +24,7 @@ def _sources(config: ServiceConfig, unset: list[str] | None = None) -> Sources:
     return Sources(
         plugins=agent.plugins,
         plugin_module=config.plugin_module,
+        modules=config.modules,
         remote=agent.remote_plugins,
         remote_plugin_file=config.remote_plugin_path,
         environment=config.environment,

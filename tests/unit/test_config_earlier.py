@@ -338,6 +338,16 @@ def test_check_shows_what_would_be_served(tmp_path: Path) -> None:
     assert "none: each call is independent" in ended.output
 
 
+def test_check_executes_the_file_of_plugins_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whatever number of agents have its plugins: it may register something that there is once."""
+    plugins = "import os\nos.write(2, b'executed')\nfrom tealagents.plugins import Plugin, tool\n"
+    plugins += 'class Shell(Plugin):\n    @tool\n    def run(self) -> str:\n        "Run it."\n'
+    text = SEQUENTIAL.replace("\n      system_prompt", "\n      plugins: [Shell]\n      system_prompt")
+    assert text.count("[Shell]") == 2
+    checked(write(tmp_path, text, custom_types=TYPES, custom_plugins=plugins))
+    assert capfd.readouterr().err.count("executed") == 1
+
+
 def checked(file: Path) -> str:
     """What `check` prints of a file in which nothing is wrong."""
     env = {"TA_API_KEY": "x", "COLUMNS": "400"}

@@ -229,6 +229,26 @@ async def test_an_agent_needs_no_context_manager(make: MakeAgent) -> None:
     assert "".join(pieces) == "Your name is Ada."
 
 
+async def test_the_file_of_plugins_is_executed_once_for_an_agent(make: MakeAgent, tmp_path: Path) -> None:
+    """What it holds outlasts a call that opens the agent for itself; the next agent has its own."""
+    (tmp_path / "custom_plugins.py").write_text(
+        "from tealagents.plugins import Plugin, tool\n\n"
+        "PATHS = []\n\n"
+        "class Shell(Plugin):\n"
+        "    @tool\n"
+        "    async def look(self, path: str) -> int:\n"
+        "        PATHS.append(path)\n"
+        "        return len(PATHS)\n"
+    )
+    agent = make(agent={"plugins": ["Shell"]})
+    message = 'call Shell-look {"path": "/a"}'
+    assert [(await agent.run(message)).text for _ in range(2)] == ["Shell-look said: 1", "Shell-look said: 2"]
+    async with agent:
+        assert (await agent.run(message)).text == "Shell-look said: 3"
+    other = make(agent={"plugins": ["Shell"]})
+    assert (await other.run(message)).text == "Shell-look said: 1"
+
+
 async def test_of_the_earlier_platform_a_conversation_is_taken_and_no_sequence(
     service: OfflineModel, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -123,6 +124,8 @@ class ServiceConfig:
     environment: Mapping[str, str] = field(repr=False)  #: all variables, those of `.env` too
     warnings: tuple[str, ...]  #: what works but was probably not meant
     document: Document = field(repr=False, compare=False)  #: the file, to say where a key stands
+    #: the Python files that were executed for it: its agents share what they hold
+    modules: dict[Path, ModuleType] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def stateless(self) -> bool:

@@ -40,6 +40,7 @@ from functools import cached_property, partial
 from importlib.metadata import version
 from itertools import compress, permutations
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tealagents.domain.ports import Toolset, ToolSpec
@@ -90,6 +91,8 @@ class Sources:
     #: classes of the file `plugin_module` (`spec.agent.plugins`)
     plugins: Sequence[str] = ()
     plugin_module: Path | None = None
+    #: the Python files that were executed before, which are not executed again; see `code.imported`
+    modules: dict[Path, ModuleType] | None = None
     #: entries of the file `remote_plugin_file` (`spec.agent.remote_plugins`)
     remote: Sequence[str] = ()
     remote_plugin_file: Path | None = None
@@ -128,7 +131,7 @@ class Sources:
                 f"The plugins {', '.join(self.plugins)} are configured, but there is no plugin file: put "
                 "custom_plugins.py beside the config file, or name one in TA_PLUGIN_MODULE."
             )
-        return [load_plugins(self.plugin_module, self.plugins)]
+        return [load_plugins(self.plugin_module, self.plugins, modules=self.modules)]
 
     @errors_at("remote_plugins")
     def services(self) -> list[OpenAPIPlugin]:

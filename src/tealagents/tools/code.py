@@ -3,13 +3,13 @@
 The file runs with the service's own rights; a person who may change it may do what the service may do.
 """
 
-import importlib.util
 import inspect
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from hashlib import sha256
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -36,12 +36,18 @@ logger = logging.getLogger(__name__)
 MAX_THREADS = 64
 
 
-def load_plugins(module_file: Path, names: Sequence[str], *, max_threads: int = MAX_THREADS) -> "CodePlugins":
-    """The plugins `names` of a Python file, one instance of each, made now.
+def load_plugins(
+    module_file: Path,
+    names: Sequence[str],
+    *,
+    max_threads: int = MAX_THREADS,
+    modules: dict[Path, ModuleType] | None = None,
+) -> "CodePlugins":
+    """The plugins `names` of a Python file, one instance of each, made now. `modules` is that of `imported`.
 
     Raises `ToolsetError` that names file, class, method and reason.
     """
-    module = imported(module_file)
+    module = imported(module_file, modules)
     pool = ThreadPool(max_threads)
     plugins: list[Plugin] = []
     tools: list[Tool] = []
@@ -118,23 +124,26 @@ class CodeTool:
 # --- loading -------------------------------------------------------------------------------------
 
 
-def imported(file: Path) -> ModuleType:
+def imported(file: Path, modules: dict[Path, ModuleType] | None = None) -> ModuleType:
     """Imports the file as a module, under a name that no import statement can reach by accident.
 
-    The file can import modules in the same folder.
+    The file can import modules in the same folder. One that is in `modules` is not executed again, and one
+    that was executed is added: what it holds at module level is shared.
     """
     file = file.resolve()
+    if modules and file in modules:
+        return modules[file]
     if not file.is_file():
         raise ToolsetError(
             f"The file {file} does not exist. Put custom_plugins.py (or custom_types.py) beside the config "
             "file, or name the file in TA_PLUGIN_MODULE (or TA_TYPES_MODULE)."
         )
     name = "tealagents_plugins_" + sha256(str(file).encode()).hexdigest()[:12]
-    spec = importlib.util.spec_from_file_location(name, file)
+    spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ToolsetError(f"The file {file} is not a Python file: its name must end in .py.")
     import_from(file.parent)
-    module = importlib.util.module_from_spec(spec)
+    module = module_from_spec(spec)
     # dataclasses and pydantic look their module up while it is still being run
     sys.modules[name] = module
     semantic_kernel.stand_in()
@@ -145,7 +154,21 @@ def imported(file: Path) -> ModuleType:
         if isinstance(error, KeyboardInterrupt):
             raise
         raise ToolsetError(_import_failure(file, error)) from error
+    if modules is not None:
+        modules[file] = module
     return module
+
+
+def make_importable(module: ModuleType) -> None:
+    """Lets other files import an `imported` module by its file's name: they would execute the file again.
+
+    If that name stands for another module, it keeps doing so.
+    """
+    file = Path(module.__file__ or "")
+    with suppress(ImportError, ValueError):  # a name with dots, a module without a spec
+        found = find_spec(file.stem)
+        if found is not None and Path(found.origin or "").resolve() == file:
+            sys.modules[file.stem] = module
 
 
 def _import_failure(file: Path, error: BaseException) -> str:

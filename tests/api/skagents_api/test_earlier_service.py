@@ -83,6 +83,64 @@ def test_plugins_of_the_earlier_platform(tmp_path: Path) -> None:
         assert post(service.url, json=HELLO).json()["extra_data"] == answer["extra_data"]
 
 
+BASKET = """
+from semantic_kernel.functions import kernel_function
+from sk_agents.ska_types import BasePlugin
+from shop_types import ORDERS
+
+ITEMS = []
+ORDERS.append("executed")
+
+class Basket(BasePlugin):
+    count = 0
+
+    @kernel_function
+    def add(self, item: str) -> str:
+        ITEMS.append(item)
+        Basket.count += 1
+        return "added"
+
+    @kernel_function
+    def total(self) -> str:
+        return f"{ITEMS} {Basket.count} {ORDERS}"
+"""
+ORDER = """
+from sk_agents.ska_types import BaseInput
+
+ORDERS = []
+
+class Order(BaseInput):
+    def model_post_init(self, context):
+        ORDERS.append("ordered")
+"""
+SHOP = """
+apiVersion: skagents/v1
+kind: Sequential
+service_name: Shop
+version: 1.0
+input_type: Order
+spec:
+  agents:
+  - {name: picker, model: m, system_prompt: You pick., plugins: [Basket]}
+  - {name: payer, model: m, system_prompt: You pay., plugins: [Basket]}
+  tasks:
+  - {name: pick, task_no: 1, instructions: 'call Basket-add {"item": "tea"}', agent: picker}
+  - {name: pay, task_no: 2, instructions: 'call Basket-total {}', agent: payer}
+"""
+
+
+def test_the_files_of_plugins_and_types_are_executed_once(tmp_path: Path) -> None:
+    """All agents share what they hold, and plugins import the types by the name of their file. A service that
+    is started again executes them again."""
+    file = write(tmp_path, SHOP, custom_plugins=BASKET, shop_types=ORDER)
+    env = {"TA_TYPES_MODULE": str(tmp_path / "shop_types.py")}
+    for held in ("executed", "executed anew"):
+        (tmp_path / "custom_plugins.py").write_text(BASKET.replace("executed", held))
+        with served(file, env=env) as (service, _):
+            answer = post(service.url, json={}).json()["output_raw"]
+        assert answer == f"Basket-total said: ['tea'] 1 ['{held}', 'ordered']"
+
+
 def test_extra_data_is_text(tmp_path: Path) -> None:
     """Clients read a text in `value`: what is none is written as JSON."""
     plugins = PLUGINS.replace('"Blindern"', '{"degrees": [7, None]}')
