@@ -1,10 +1,12 @@
 """Plugins written for the earlier platform, with stand-ins for the packages they import."""
 
+import json
 import re
 import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from tools_setup import FIXTURES, Context, by_name
@@ -56,6 +58,53 @@ def test_a_parameter_without_a_type_is_the_models_whatever_its_name() -> None:
     summarize = lambda context, length=3: context[:length]  # noqa: E731
     shown = Signature(summarize, "P.summarize", lenient=True).schema["properties"]
     assert list(shown) == ["context", "length"]
+
+
+async def test_types_without_a_schema_stop_no_plugin(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A parameter with a default keeps it, and the model sends any value for another. The function `any` is
+    meant as the type, and a TypedDict is described on each version of Python."""
+    file = tmp_path / "custom_plugins.py"
+    file.write_text(
+        "import logging\n"
+        "from typing import Callable, Dict, List, Optional, TypedDict\n"
+        "from semantic_kernel.functions import kernel_function\n\n"
+        "class Client: ...\n\n"
+        "class Filter(TypedDict, total=False):\n"
+        "    city: str\n\n"
+        "class Broken(TypedDict):\n"
+        "    key: 'Nowhere'\n\n"
+        "class Search:\n"
+        "    @kernel_function\n"
+        "    def left(self, text: str, client: Optional[Client] = None, call: Callable = print,\n"
+        "             *, log: logging.Logger = logging.getLogger('x'), odd: logging = None) -> str:\n"
+        "        return f'{text} {client} {call.__name__} {log.name} {odd}'\n"
+        "    @kernel_function\n"
+        "    def taken(self, a: any, b: Dict[str, any], c: 'list[list[any] | None]', d: any = None):\n"
+        "        return [a, b, c, d]\n"
+        "    @kernel_function\n"
+        "    def typed(self, one: Filter, more: List[Filter], last: Optional[Filter] = None):\n"
+        "        return [one, more, last]\n"
+        "    @kernel_function\n"
+        "    def unknown(self, client: Client, broken: Broken):\n"
+        "        return [client, broken]\n"
+    )
+    left, taken, typed, unknown = load_plugins(file, ["Search"]).tools()
+    assert list(left.spec.parameters["properties"]) == ["text"]
+    assert await left.call(Context(), {"text": "hi"}) == "hi None print x None"
+    with pytest.raises(ToolFailed, match="client: there is no such argument"):
+        await left.call(Context(), {"text": "hi", "client": {}})
+    given: dict[str, Any] = {"a": 1, "b": {"a": "b"}, "c": [None, [{}]], "d": "e"}
+    assert json.loads(await taken.call(Context(), given)) == list(given.values())
+    with pytest.raises(ToolFailed, match="b: Input should be a valid dictionary"):
+        await taken.call(Context(), {**given, "b": 1})
+    given = {"one": {"city": "Rome"}, "more": [{}], "last": None}
+    assert json.loads(await typed.call(Context(), given)) == list(given.values())
+    assert "city" in str(typed.spec.parameters)
+    given = {"client": {"a": 1}, "broken": "b"}
+    assert "Search.unknown: the type of 'client' has no JSON schema, so it takes any value" in caplog.text
+    assert json.loads(await unknown.call(Context(), given)) == list(given.values())
 
 
 async def test_declared_scopes_give_a_delegated_token() -> None:

@@ -5,24 +5,41 @@ Both come from one pydantic model that is made from the function's type hints. D
 """
 
 import inspect
+import logging
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
+from operator import is_
 from reprlib import Repr
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from docstring_parser import Docstring, ParseError, parse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 from pydantic_core import ErrorDetails
+from typing_extensions import TypedDict
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import ToolContext
 from tealagents.tools.errors import ToolsetError, blamed, in_short
 from tealagents.tools.naming import excerpt, suggestion
+
+logger = logging.getLogger(__name__)
 
 #: most errors that the model is shown after one call
 MAX_ERRORS = 20
@@ -65,7 +82,8 @@ class Signature:
 
     - `where`: the file, the class and the method, with which the text of each error begins
     - `hidden`: parameters that keep their defaults and are never shown to the model
-    - `lenient`: whether parameters that cannot be given by name (`*args`) are left out; else they are errors
+    - `lenient`: whether parameters that cannot be given by name (`*args`), or that have a default and a type
+      without a JSON schema, are left out, and others without a schema take any value; else they are errors
     - `texts`: parameter → a description known from elsewhere
     """
 
@@ -99,6 +117,11 @@ class Signature:
                     raise ToolsetError(f"{where}: {parameter} has no name that a model could give it by.")
             else:
                 text = (texts or {}).get(parameter.name) or _documented_text(documented, parameter.name)
+                if lenient and (hint := _with_schema(parameter, hint)) is None:
+                    if parameter.default is not parameter.empty:
+                        continue
+                    logger.warning("%s: %s, so it takes any value", where, _schemaless(parameter.name))
+                    hint = Any
                 with blamed(f"{where}: {_schemaless(parameter.name)}"):
                     self._parameters.append(_described(parameter, hint, text, len(self._parameters)))
         self._model = self._arguments_model()
@@ -133,9 +156,8 @@ class Signature:
             raise ToolsetError(f"{self._where}: {error}: the first parameter of a method is self.") from error
 
     def _arguments_model(self) -> type[_Arguments]:
-        fields: Any = {one.attribute: (one.annotation, one.default) for one in self._parameters}
         try:
-            model = create_model("Arguments", __base__=_Arguments, **fields)
+            model = _model_of(self._parameters)
         except Exception as error:  # a type's own code may raise anything
             raise ToolsetError(f"{self._where}: {self._culprit()}: {in_short(error)}") from error
         if _has_generator(model.__pydantic_core_schema__):
@@ -148,9 +170,8 @@ class Signature:
     def _culprit(self) -> str:
         """The parameter whose type pydantic does not know, found by trying each alone."""
         for one in self._parameters:
-            field: Any = {one.attribute: (one.annotation, one.default)}
             try:
-                create_model("Arguments", __base__=_Arguments, **field)
+                _model_of([one])
             except Exception:  # noqa: BLE001 — `_arguments_model` reports the error itself
                 return _schemaless(one.name)
         return "the arguments have no JSON schema"
@@ -170,6 +191,23 @@ class Signature:
         if len(details) > MAX_ERRORS:
             lines.append(f"- and {len(details) - MAX_ERRORS} more")
         return "The arguments are not valid, nothing was done:\n" + "\n".join(lines)
+
+
+def _model_of(parameters: Iterable[_Parameter]) -> type[_Arguments]:
+    fields: Any = {one.attribute: (one.annotation, one.default) for one in parameters}
+    return create_model("Arguments", __base__=_Arguments, **fields)
+
+
+def _with_schema(parameter: Parameter, hint: Any) -> Any:
+    """The type of a parameter as pydantic takes it; None if it has no JSON schema."""
+    try:
+        with blamed(parameter.name):
+            hint = _understood(hint)
+            alone = _described(parameter, hint, None, 0)
+            _model_of([alone]).model_json_schema(schema_generator=_ToolSchema)
+    except ToolsetError:
+        return None
+    return hint
 
 
 def _schemaless(name: str) -> str:
@@ -214,6 +252,23 @@ def _with_lists(hint: Any) -> Any:
     if (get_origin(hint) or hint) is Iterable:
         return list[inner[0] if inner else Any]  # type: ignore[misc]
     return hint
+
+
+def _understood(hint: Any) -> Any:
+    """The type with `Any` in place of the function `any`, which plugins name by mistake, and with TypedDicts
+    of `typing` as pydantic takes them before Python 3.12."""
+    if hint is any:
+        return Any
+    if is_typeddict(hint) and sys.version_info < (3, 12):
+        hints = {name: _understood(each) for name, each in get_type_hints(hint).items()}
+        required = hint.__required_keys__
+        keys = {name: (Required if name in required else NotRequired)[each] for name, each in hints.items()}
+        return TypedDict(hint.__name__, keys)  # type: ignore[operator]
+    inner = get_args(hint)
+    known = tuple(map(_understood, inner))
+    if all(map(is_, inner, known)):
+        return hint
+    return Union[known] if get_origin(hint) is UnionType else get_origin(hint)[known]  # noqa: UP007
 
 
 #: keys of pydantic's core schemas that hold a plugin's own values, not schemas
