@@ -107,6 +107,41 @@ async def test_types_without_a_schema_stop_no_plugin(
     assert json.loads(await unknown.call(Context(), given)) == list(given.values())
 
 
+async def test_what_a_generator_yields_is_the_result(tmp_path: Path) -> None:
+    """Its items are collected into a list where it runs, also if a function that is none returns it."""
+    file = tmp_path / "custom_plugins.py"
+    file.write_text(
+        "import asyncio\n"
+        "import threading\n"
+        "from semantic_kernel.functions import kernel_function\n\n"
+        "class Rows:\n"
+        "    @kernel_function\n"
+        "    def rows(self, n: int):\n"
+        "        yield threading.current_thread() is threading.main_thread()\n"
+        "        yield from range(n)\n"
+        "    @kernel_function\n"
+        "    async def slow(self, n: int):\n"
+        "        yield await asyncio.sleep(0, threading.current_thread() is threading.main_thread())\n"
+        "        for each in range(n):\n"
+        "            yield each\n"
+        "    @kernel_function\n"
+        "    def made(self, n: int):\n"
+        "        return self.slow(n)\n"
+    )
+    rows, *others = load_plugins(file, ["Rows"]).tools()
+    assert await rows.call(Context(), {"n": 2}) == "[false,0,1]"
+    for tool in others:
+        assert await tool.call(Context(), {"n": 2}) == "[true,0,1]"
+
+
+def test_a_function_that_makes_a_plugin_is_named(tmp_path: Path) -> None:
+    """What to write instead is said: without a class, the tools are not known at start."""
+    file = tmp_path / "custom_plugins.py"
+    file.write_text("def Made(authorization, extra_data_collector): ...\n")
+    with pytest.raises(ToolsetError, match=r"Made is not a class\. .*takes \(authorization, extra_data_col"):
+        load_plugins(file, ["Made"])
+
+
 async def test_declared_scopes_give_a_delegated_token() -> None:
     """A class that declares scopes is given a token to act for the user in place of the header."""
     tool = tools("DelegatingPlugin")["DelegatingPlugin-authorization_header"]

@@ -188,6 +188,11 @@ def _plugin_class(module: ModuleType, name: str, file: Path) -> type[Any]:
         raise ToolsetError(
             f"{file.name}: the class {name} is not a plugin: derive it from tealagents.plugins.Plugin."
         )
+    if hasattr(module, name):
+        raise ToolsetError(
+            f"{file.name}: {name} is not a class. A plugin that a function makes has to become a class whose "
+            "constructor takes (authorization, extra_data_collector)."
+        )
     raise ToolsetError(
         f"{file.name}: there is no plugin {name!r}; found: {there}.{suggestion(name, sorted(found))}"
     )

@@ -91,13 +91,13 @@ def marked(kind: type[Any], mark: str) -> Iterator[tuple[str, Any]]:
             yield name, attribute
 
 
-def check_method(method: Any, where: str) -> None:
+def check_method(method: Any, where: str, *, generators: bool = False) -> None:
     """`ToolsetError`, beginning with `where`, for what cannot be a tool: an attribute that is no method, a
-    generator, a method without `self`."""
+    generator (unless `generators` is set), a method without `self`."""
     if not inspect.isroutine(method):
         raise ToolsetError(f"{where}: @tool marks methods; this is a {type(method).__name__}.")
     function = inspect.unwrap(method)
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if not generators and (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
         raise ToolsetError(f"{where}: a tool returns one result; a generator cannot be a tool.")
     if inspect.ismethod(method):
         _check_receiver(method.__func__, where)

@@ -11,7 +11,7 @@ of extra data. Here, a use is one call.
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -84,14 +84,18 @@ class KernelFunctionTool:
 
         def run(**checked: Any) -> Any:
             # the constructor runs where the method runs: it may block, or open what needs the event loop
-            return getattr(make(), self._attribute)(**checked)
+            result = getattr(make(), self._attribute)(**checked)
+            if inspect.isasyncgen(result):
+                return _listed(result)
+            return list(result) if inspect.isgenerator(result) else result
 
         async def run_on_loop(**checked: Any) -> Any:
             result = run(**checked)
             return await result if inspect.isawaitable(result) else result
 
         # unlike `methods.is_async`: a decorator that is not async may run the method in its own event loop
-        is_async = inspect.iscoroutinefunction(getattr(self._kind, self._attribute))
+        function = getattr(self._kind, self._attribute)
+        is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         method = run_on_loop if is_async else run
         nothing = DONE if self._signature.returns_nothing else "null"
         return await run_method(method, checked, context, self._pool, self.spec.name, nothing=nothing)
@@ -102,6 +106,10 @@ class KernelFunctionTool:
         if self._scopes:
             return f"Bearer {await in_time(context.user_token(self._scopes))}"
         return next((value for key, value in context.headers.items() if key.lower() == "authorization"), None)
+
+
+async def _listed(result: AsyncIterator[Any]) -> list[Any]:
+    return [each async for each in result]
 
 
 class ExtraDataCollector:
@@ -275,7 +283,7 @@ def _tool(
     construct: Callable[[Any, Any], Any] | None,
 ) -> KernelFunctionTool:
     function = getattr(kind, attribute)
-    check_method(function, where)
+    check_method(function, where, generators=True)
     hidden = {"self", *_hidden(function, where)}
     # the decorator removes from the annotations the descriptions that are in dictionaries
     texts = {one["name"]: one.get("description") or "" for one in bearer.__kernel_function_parameters__}
