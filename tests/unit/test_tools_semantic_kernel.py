@@ -142,6 +142,17 @@ def test_a_function_that_makes_a_plugin_is_named(tmp_path: Path) -> None:
         load_plugins(file, ["Made"])
 
 
+async def test_a_number_is_taken_for_a_text() -> None:
+    """Models send the digits of a code as a number; an id that may be either stays one."""
+    lookup = lambda code, either=0, codes=(): (code, either, codes)  # noqa: E731
+    lookup.__annotations__ = {"code": str, "either": int | str, "codes": list[str]}
+    given = {"code": 7, "either": 8, "codes": ["a", 9]}
+    taken = {"code": "7", "either": 8, "codes": ["a", "9"]}
+    assert Signature(lookup, "P.lookup", lenient=True).check(given) == taken
+    with pytest.raises(ToolFailed, match="code: Input should be a valid string"):
+        Signature(lookup, "P.lookup").check(given)
+
+
 async def test_declared_scopes_give_a_delegated_token() -> None:
     """A class that declares scopes is given a token to act for the user in place of the header."""
     tool = tools("DelegatingPlugin")["DelegatingPlugin-authorization_header"]

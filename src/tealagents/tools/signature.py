@@ -65,6 +65,10 @@ class _Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
+class _LenientArguments(_Arguments):
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
+
 @dataclass(frozen=True)
 class _Parameter:
     """One parameter of the function. `attribute` is the name of its field in the pydantic model."""
@@ -83,7 +87,8 @@ class Signature:
     - `where`: the file, the class and the method, with which the text of each error begins
     - `hidden`: parameters that keep their defaults and are never shown to the model
     - `lenient`: whether parameters that cannot be given by name (`*args`), or that have a default and a type
-      without a JSON schema, are left out, and others without a schema take any value; else they are errors
+      without a JSON schema, are left out, others without a schema take any value, and texts take numbers;
+      else these are errors
     - `texts`: parameter → a description known from elsewhere
     """
 
@@ -124,7 +129,7 @@ class Signature:
                     hint = Any
                 with blamed(f"{where}: {_schemaless(parameter.name)}"):
                     self._parameters.append(_described(parameter, hint, text, len(self._parameters)))
-        self._model = self._arguments_model()
+        self._model = self._arguments_model(_LenientArguments if lenient else _Arguments)
         self.schema: Json = self._json_schema()
 
     def check(self, arguments: Json) -> dict[str, Any]:
@@ -155,9 +160,9 @@ class Signature:
         except ValueError as error:
             raise ToolsetError(f"{self._where}: {error}: the first parameter of a method is self.") from error
 
-    def _arguments_model(self) -> type[_Arguments]:
+    def _arguments_model(self, base: type[_Arguments]) -> type[_Arguments]:
         try:
-            model = _model_of(self._parameters)
+            model = _model_of(self._parameters, base)
         except Exception as error:  # a type's own code may raise anything
             raise ToolsetError(f"{self._where}: {self._culprit()}: {in_short(error)}") from error
         if _has_generator(model.__pydantic_core_schema__):
@@ -193,9 +198,9 @@ class Signature:
         return "The arguments are not valid, nothing was done:\n" + "\n".join(lines)
 
 
-def _model_of(parameters: Iterable[_Parameter]) -> type[_Arguments]:
+def _model_of(parameters: Iterable[_Parameter], base: type[_Arguments] = _Arguments) -> type[_Arguments]:
     fields: Any = {one.attribute: (one.annotation, one.default) for one in parameters}
-    return create_model("Arguments", __base__=_Arguments, **fields)
+    return create_model("Arguments", __base__=base, **fields)
 
 
 def _with_schema(parameter: Parameter, hint: Any) -> Any:
