@@ -5,6 +5,7 @@ What `bootstrap` does for our own files; the parts that both need are made there
 
 import dataclasses
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from copy import deepcopy
@@ -56,6 +57,7 @@ log = logging.getLogger(__name__)
 def application(config: EarlierConfig, *, clock: Clock | None = None) -> StatelessApp:
     """The application of one config. What it needs is opened when it starts."""
     import_from(config.source.parent)
+    _export(config)
     return _Wiring(config, clock or SystemClock()).app()
 
 
@@ -66,12 +68,21 @@ def problems_at_start(config: EarlierConfig, host: str, workers: int) -> Sequenc
 
 def parts(config: EarlierConfig) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
     """What is made of a config before it is served, with the key that names it; all but its agents."""
+    _export(config)
     auth = config.auth
     if auth.provider != GATEWAY:
         yield ("spec", "auth", "provider"), partial(open_auth, auth.provider, auth.options, SystemClock())
     yield from _types(config)
     for task in config.tasks:
         yield ("spec", "tasks", task.place, "instructions"), partial(instructions_of, task)
+
+
+def _export(config: EarlierConfig) -> None:
+    """Puts the variables of `.env` into the process's environment: as there, plugins and types find them.
+    Those of the service are not for them: some are secret."""
+    for name, value in config.from_dotenv.items():
+        if not name.startswith("TA_"):
+            os.environ.setdefault(name, value)
 
 
 def _types(config: EarlierConfig) -> Iterator[tuple[KeyPath, Callable[[], object]]]:

@@ -195,6 +195,7 @@ def test_variables_of_the_earlier_platform(tmp_path: Path) -> None:
         TA_CUSTOM_CHAT_COMPLETION_FACTORY_MODULE="x.py",
         TA_STRUCTURED_OUTPUT_TRANSFORMER_MODEL="gpt-4o",
         TA_AGENT_BASE_URL="http://x",
+        TA_ENV_STORE='{"KEY": "value"}',
         TA_OTEL_ENDPOINT="http://collector:4317",
     )
     reported = "\n".join(config.warnings)
@@ -204,6 +205,7 @@ def test_variables_of_the_earlier_platform(tmp_path: Path) -> None:
         "TA_CUSTOM_CHAT_COMPLETION_FACTORY_MODULE": "spec.agent.client",
         "TA_STRUCTURED_OUTPUT_TRANSFORMER_MODEL": "the agent's own model",
         "TA_AGENT_BASE_URL": "TA_PUBLIC_URL",
+        "TA_ENV_STORE": "in the environment or in .env",
         "TA_OTEL_ENDPOINT": "usually 4318",
     }.items():
         assert any(name in line and word in line for line in config.warnings), reported

@@ -22,6 +22,7 @@ _INSTEAD = {
     "TA_AGENT_BASE_URL": "has no effect; set TA_PUBLIC_URL",
     "TA_CUSTOM_CHAT_COMPLETION_FACTORY_": "has no effect: the model is called at TA_BASE_URL with "
     "TA_API_KEY, or by the class that spec.agent.client names",
+    "TA_ENV_STORE": "has no effect; set each of its variables in the environment or in .env",
     "TA_STRUCTURED_OUTPUT_TRANSFORMER_MODEL": "has no effect: the agent's own model is asked for the type",
 }
 

@@ -38,6 +38,10 @@ class Environment:
         value = self.variables.get(name)
         return None if value is None else FromEnvironment(value)
 
+    def from_dotenv(self) -> Mapping[str, str]:
+        """The variables that `.env` brought."""
+        return {name: self.variables[name] for name in self.places}
+
     def problem(self, name: str, message: str) -> ConfigProblem:
         """A problem with the variable `name`, placed in `.env` when that is where it was set."""
         file, line = self.places.get(name, (None, None))

@@ -4,8 +4,8 @@ Both are served without state. What they share with our own files (the agent, li
 declared there; what is here is how they differ.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -177,6 +177,8 @@ class EarlierConfig(ServiceConfig):
     tasks: tuple[EarlierTask, ...]
     types_module: Path | None
     gateway_secret: SecretStr | None
+    #: the variables of `.env` that the environment does not set
+    from_dotenv: Mapping[str, str] = field(repr=False)
 
 
 def load(loading: Loading, unset: list[ConfigProblem] | None, *, upgrading: bool) -> EarlierConfig:
@@ -329,4 +331,5 @@ def _config(file: ChatFile | SequentialFile | AgentFile, auth: AuthConfig, loadi
         tasks=tasks,
         types_module=loading.settings.types_module or beside(loading.document, "custom_types.py"),
         gateway_secret=loading.settings.gateway_secret,
+        from_dotenv=loading.environment.from_dotenv(),
     )

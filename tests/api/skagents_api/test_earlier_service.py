@@ -4,11 +4,13 @@ import asyncio
 import http.client
 import json
 import logging
+import os
 import select
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -24,6 +26,7 @@ from websockets.sync.client import connect
 
 from tealagents.api.skagents.app import StatelessApp
 from tealagents.api.skagents.turns import CallDone, CallEvents, Turns
+from tealagents.cli.findings import Findings, examine
 from tealagents.config import load
 from tealagents.config.skagents import EarlierConfig
 from tealagents.engine.admission import FREE, LARGEST_PER_PROCESS, LARGEST_PER_USER
@@ -139,6 +142,28 @@ def test_the_files_of_plugins_and_types_are_executed_once(tmp_path: Path) -> Non
         with served(file, env=env) as (service, _):
             answer = post(service.url, json={}).json()["output_raw"]
         assert answer == f"Basket-total said: ['tea'] 1 ['{held}', 'ordered']"
+
+
+@pytest.mark.parametrize("make", [application, lambda config: examine(Findings(), config)])
+def test_plugins_and_types_find_the_variables_of_dotenv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[EarlierConfig], object]
+) -> None:
+    """Already when their files are executed, also by `check`. What the environment sets wins, and the
+    variables of the service are not theirs."""
+    code = "import os\nFOUND = [os.environ.get(name) for name in ('SHOP_KEY', 'SHOP_TOWN', 'TA_API_KEY')]\n"
+    file = write(tmp_path, WITH_PLUGIN, custom_plugins=code + PLUGINS, custom_types=code)
+    dotenv = tmp_path / ".env"
+    dotenv.write_text("SHOP_KEY=of the file\nSHOP_TOWN=of the file\nTA_API_KEY=x\nTA_AUTH=gateway\n")
+    for name in ("SHOP_KEY", "TA_API_KEY"):
+        monkeypatch.setenv(name, "")  # so that it is removed at the end
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SHOP_TOWN", "of the environment")
+    config = load(file, env=os.environ, dotenv=dotenv)
+    assert isinstance(config, EarlierConfig)
+    make(config)
+    assert {path.name for path in config.modules} >= {"custom_types.py"}
+    for module in config.modules.values():
+        assert module.FOUND == ["of the file", "of the environment", None]
 
 
 def test_extra_data_is_text(tmp_path: Path) -> None:
