@@ -993,6 +993,18 @@ def test_metadata_that_is_being_written_stays(ada: Tab, service: ServiceThread) 
     expect(field).to_have_value(re.compile('"owner": "bob"'))
 
 
+def test_a_number_of_any_size_is_no_metadata(ada: Tab, service: ServiceThread) -> None:
+    """Also one that JavaScript has no number for."""
+    (answer,) = talk(service, "hello")
+    field = ada.open("tasks", answer["task_id"], "details").page.get_by_label("Metadata as JSON")
+    for number in ("7", "12345678901234567890"):
+        field.fill("{}")
+        expect(ada.text("This is not a JSON object.")).to_have_count(0)
+        field.fill(number)
+        expect(ada.text("This is not a JSON object.")).to_be_visible()
+    field.fill("{}")
+
+
 def test_the_time_to_decide_is_by_the_clock_of_the_service(tabs: Tabs, service: ServiceThread) -> None:
     """The browser's may be days off."""
     (answer,) = talk(service, 'call Files-delete {"path": "notes.txt"}', user="late")

@@ -9,7 +9,7 @@ import {Markdown} from "./markdown.js";
 import {href} from "./router.js";
 import {exact, Json, readable} from "./text.js";
 import {Cut} from "./turn.js";
-import {Back, Empty, Guard, Icon, inView, Loading, Problem, Status, Time, Words} from "./ui.js";
+import {Back, Empty, Guard, Icon, inView, Loading, More, Problem, Status, Time, Words} from "./ui.js";
 
 /** what was sent and not refused, by the pause's id: a card may come back before its pause is gone */
 const sending = new Shared();
@@ -384,7 +384,7 @@ function Feed({items, loaded, error, reload, more, children}) {
     </div>`}
     ${loaded && !error && !more && items.length === 0 && children}
     ${error && html`<${Problem} error=${error} onRetry=${reload} />`}
-    ${more && html`<button class="quiet wide" onClick=${more}>Show more</button>`}
+    ${more && html`<${More} onClick=${more} />`}
   `;
 }
 

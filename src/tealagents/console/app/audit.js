@@ -5,7 +5,7 @@ import {useRead} from "./data.js";
 import {longTime, plural, shortId, timeOfDay} from "./format.js";
 import {href} from "./router.js";
 import {exact, Json} from "./text.js";
-import {Icon, Pending} from "./ui.js";
+import {Icon, More, Pending} from "./ui.js";
 
 /** entries that are drawn at once */
 const DRAWN = 200;
@@ -32,7 +32,7 @@ export function Audit({task}) {
           </tbody>
         </table>
       </div>
-      ${entries.length > drawn && html`<button class="quiet wide" onClick=${() => setDrawn(drawn + DRAWN * 5)}>Show more</button>`}
+      ${entries.length > drawn && html`<${More} onClick=${() => setDrawn(drawn + DRAWN * 5)} />`}
     </div>
   `;
 }
@@ -91,7 +91,7 @@ const GENESIS = "0".repeat(64);
 /** JSON with sorted keys and without spaces, as it was hashed. */
 function canonical(value) {
   if (Array.isArray(value)) return `[${value.map(canonical).join(",")}]`;
-  if (value === null || typeof value !== "object") return JSON.stringify(value);
+  if (Object(value) !== value) return JSON.stringify(value);
   const keys = Object.keys(value).sort(byCodePoint);
   return `{${keys.map((key) => `${JSON.stringify(key)}:${canonical(value[key])}`).join(",")}}`;
 }

@@ -88,7 +88,7 @@ export function Conversation({task, foreign, reload, left}) {
     html`<${PastTurn} turn=${turn} task=${task} foreign=${foreign} earlier=${past} place=${place} />`;
   if (!items) return html`<${Pending} what="the messages" error=${error} onRetry=${reloadMessages} />`;
   return html`
-    <${Scroller} label="Messages" what="request" items=${past} keyOf=${requestOf} draw=${draw}
+    <${Scroller} label="Messages" what="request" items=${past} keyOf=${(turn) => turn.requestId} draw=${draw}
       start=${task.origin && html`<${Origin} task=${task} />`} jump=${sent.at(-1)?.request_id} follow=${live.parts} left=${left}>
       ${running && html`<${Running} live=${live} said=${said} user=${shownUser} foreign=${foreign} onTaken=${setDecided} reload=${refresh} />`}
       ${task.queued.map((requestId) => html`<${Waiting} key=${requestId} message=${textOf(requestId)} onCancel=${foreign ? undefined : () => (canceled.add(requestId), cancel(requestId))} />`)}
@@ -100,8 +100,6 @@ export function Conversation({task, foreign, reload, left}) {
     </div>`}
   `;
 }
-
-const requestOf = (turn) => turn.requestId;
 
 /** The text is known where it was sent. */
 function Waiting({message, onCancel}) {

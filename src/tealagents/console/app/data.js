@@ -252,8 +252,7 @@ function add(turn, message) {
 }
 
 function addAnswer(turn, message) {
-  for (const {content_type: type, content} of message.items)
-    turn.parts.push(type === "text" ? {type, text: content} : {type, source: content});
+  for (const {content_type: type, content} of message.items) turn.parts.push({type, content});
   for (const call of message.tool_calls) turn.parts.push({type: "call", ...call, result: null});
   turn.answered = message.tool_calls.length === 0;
 }

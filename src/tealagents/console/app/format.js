@@ -49,11 +49,13 @@ export const exactJson = (text) =>
     typeof value === "number" && String(value) !== source ? (JSON.rawJSON?.(source) ?? value) : value,
   );
 
+export const isObject = (value) => Object(value) === value && !Array.isArray(value) && !JSON.isRawJSON?.(value);
+
 /** The object that JSON text says, or null. */
 export function asObject(text) {
   try {
     const value = exactJson(text);
-    return value !== null && typeof value === "object" && !Array.isArray(value) ? value : null;
+    return isObject(value) ? value : null;
   } catch {
     return null;
   }

@@ -119,8 +119,8 @@ class Gathered {
 
   #text(piece) {
     const last = this.#state.parts.at(-1);
-    if (last?.type === "text") last.text += piece;
-    else this.#state.parts.push({type: "text", text: piece});
+    if (last?.type === "text") last.content += piece;
+    else this.#state.parts.push({type: "text", content: piece});
   }
 
   #call({call_id: id, tool, arguments: given}) {

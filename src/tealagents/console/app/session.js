@@ -11,8 +11,6 @@ export const SIGNED_OUT = {code: "unauthenticated", detail: "The service no long
 
 const DRAFT = `tealagents.console.draft ${AGENT} `;
 
-export const NAME = /^[\x21-\x7e]{1,200}$/;
-
 /** By a name, for `mock`, or by a token from elsewhere. */
 export function signIn(session) {
   sessionStorage.setItem(KEPT, JSON.stringify(session));

@@ -1,8 +1,10 @@
 /** The first page: who are you? */
 import {html, useState} from "./html.js";
 import {Icon, Problem} from "./ui.js";
-import {NAME, signIn} from "./session.js";
+import {signIn} from "./session.js";
 import {readable} from "./text.js";
+
+const NAME = /^[\x21-\x7e]{1,200}$/;
 
 export function SignIn({config, onSignedIn, error}) {
   const Form = {mock: NameForm, entra: EntraForm}[config.sign_in.kind] ?? TokenForm;

@@ -2,7 +2,7 @@
 import {html, useLayoutEffect, useRef, useState} from "./html.js";
 import {isForeign, serviceTime, useApp, useAttempt, useFork} from "./context.js";
 import {FRESH, useChanges, useRead} from "./data.js";
-import {asObject, longTime, shortId} from "./format.js";
+import {asObject, isObject, longTime, shortId} from "./format.js";
 import {href, leave} from "./router.js";
 import {Title, titleOf} from "./sidebar.js";
 import {Audit} from "./audit.js";
@@ -223,9 +223,6 @@ const change = (before, wanted) =>
 
 /** without what it inherits, such as a `constructor` */
 const bare = (from) => ({__proto__: null, ...from});
-
-const isObject = (value) =>
-  value !== null && typeof value === "object" && !Array.isArray(value) && !JSON.isRawJSON?.(value);
 
 function Expiry({task, reload}) {
   const {client, notify} = useApp();

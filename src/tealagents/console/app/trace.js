@@ -5,7 +5,7 @@ import {useRead} from "./data.js";
 import {duration, exactJson, longTime, number, plural, shortId, timeOfDay} from "./format.js";
 import {useRoute} from "./router.js";
 import {exact, Json, Plain} from "./text.js";
-import {Empty, Loading, Pending, Problem} from "./ui.js";
+import {Empty, Loading, More, Pending, Problem} from "./ui.js";
 
 const KINDS = {model: "Model", tool: "Tool", approval: "Approval", error: "Error", context: "Context", reduction: "Reduction"};
 
@@ -28,7 +28,7 @@ export function Trace({task}) {
     <div class="page">
       <${Legend} />
       ${cut(requests, drawn, wanted).map((request) => html`<${Waterfall} key=${request.id} request=${request} wanted=${request.id === wanted} />`)}
-      ${data.length > drawn && html`<button class="quiet wide" onClick=${() => setDrawn(drawn + DRAWN)}>Show more</button>`}
+      ${data.length > drawn && html`<${More} onClick=${() => setDrawn(drawn + DRAWN)} />`}
     </div>
   `;
 }
@@ -55,8 +55,7 @@ const microseconds = (text) => Number(/\.\d{3}(\d{1,3})/.exec(text)?.[1] ?? 0) /
 function waits(steps) {
   const decided = new Map(steps.filter((step) => step.name === "decided").map((step) => [step.input?.approval_id, step]));
   return steps.map((step) => {
-    if (step.kind !== "approval" || step.name !== "requested") return step;
-    const end = decided.get(step.input?.approval_id);
+    const end = step.kind === "approval" && step.name === "requested" && decided.get(step.input?.approval_id);
     return end ? {...step, ended: end.began} : step;
   });
 }
@@ -114,7 +113,7 @@ function Step({step, from, span}) {
       <button class="step-line" aria-expanded=${open} onClick=${() => setOpen(!open)}>
         <span class="step-name">
           <i class="key" data-kind=${step.kind}></i>
-          <span class="visually-hidden">${KINDS[step.kind] ?? step.kind}:</span><span class="clip">${step.kind === "approval" ? `Approval ${exact(step.name)}` : exact(step.name)}</span>
+          <span class="visually-hidden">${KINDS[step.kind] ?? step.kind}:</span><span class="clip">${step.kind === "approval" && "Approval "}${exact(step.name)}</span>
         </span>
         <span class="bar-place">
           <i class="bar" style=${{left: `${Math.min(left, 99.6)}%`, width: `${Math.min(width, 100 - Math.min(left, 99.6))}%`}}>
@@ -190,7 +189,7 @@ function Sent({step}) {
       ${found && html`<${Parts} found=${found} />`}
       ${busy && html`<${Loading} what="what was sent" />`}
       ${error && html`<${Problem} error=${error} onRetry=${read} />`}
-      ${found?.next_cursor && !busy && html`<button class="quiet wide" onClick=${read}>Show more</button>`}
+      ${found?.next_cursor && !busy && html`<${More} onClick=${read} />`}
     </div>
   `;
 }

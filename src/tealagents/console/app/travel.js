@@ -7,7 +7,7 @@ import {href} from "./router.js";
 import {textIn, Title} from "./sidebar.js";
 import {readable} from "./text.js";
 import {Turn} from "./turn.js";
-import {Back, Dialog, Empty, Icon, Loading, Pending, Problem, Status, Time} from "./ui.js";
+import {Back, Dialog, Empty, Icon, Loading, More, Pending, Problem, Status, Time} from "./ui.js";
 
 /** one row, as high as `.node`, and one lane of the drawing, in fifteenths of its font size */
 const ROW = 67.5;
@@ -41,7 +41,7 @@ export function Travel({task, foreign, reload, left}) {
     <div class="page">
       <${Toolbar} task=${task} nodes=${nodes} marked=${marked} />
       <${Tree} nodes=${shown} marked=${marked} onMark=${mark} onLook=${setLooked} task=${task} foreign=${foreign} reload=${moved} />
-      ${nodes.length > drawn && html`<button class="quiet wide" onClick=${() => setDrawn(drawn + DRAWN)}>Show more</button>`}
+      ${nodes.length > drawn && html`<${More} onClick=${() => setDrawn(drawn + DRAWN)} />`}
       <${Forks} task=${task} />
       ${looked && html`<${Look} key=${looked.id} task=${task} node=${looked} onClose=${() => setLooked(null)} />`}
     </div>
@@ -153,7 +153,7 @@ function Forks({task}) {
           <a class="button" href=${href("compare", task.task_id, "current", other.task_id, "current")}>Compare</a>
         </li>`)}
       </ul>
-      ${more && html`<button class="quiet wide" onClick=${more}>Show more</button>`}
+      ${more && html`<${More} onClick=${more} />`}
     </section>
   `;
 }
@@ -182,7 +182,7 @@ async function readTree(client, taskId, drawn, said, signal) {
 
 const wordsOf = ({user: [first], parts}) => ({
   text: first ? textIn(first.items) : "",
-  answer: parts.find((part) => part.type === "text")?.text ?? "",
+  answer: parts.find((part) => part.type === "text")?.content ?? "",
 });
 
 /** In the order of their completion. An imported document may name any parent, even itself. */

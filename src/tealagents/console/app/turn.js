@@ -57,8 +57,8 @@ export function Parts({of, parts, growing = false}) {
   return parts.map((part, place) => {
     const name = `${location.hash} ${of} ${part.id}`;
     if (part.type === "call") return html`<${Call} key=${`${place} ${name}`} call=${part} name=${name} growing=${growing} />`;
-    if (part.type === "image") return html`<${Image} key=${place} source=${part.source} />`;
-    return html`<${Markdown} key=${place} text=${part.text} growing=${growing} />`;
+    if (part.type === "image") return html`<${Image} key=${place} source=${part.content} />`;
+    return html`<${Markdown} key=${place} text=${part.content} growing=${growing} />`;
   });
 }
 
@@ -92,7 +92,7 @@ function AnswerFooter({turn, task}) {
   const {notify} = useApp();
   const copy = useAttempt()(async () => {
     try {
-      await navigator.clipboard.writeText(turn.parts.filter((part) => part.type === "text").map((part) => part.text).join("\n\n"));
+      await navigator.clipboard.writeText(turn.parts.filter((part) => part.type === "text").map((part) => part.content).join("\n\n"));
     } catch {
       throw new Error("Browsers copy only with permission, from pages over HTTPS. Select the text instead.");
     }

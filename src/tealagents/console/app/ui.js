@@ -48,6 +48,8 @@ export const Empty = ({icon, title, children}) => html`
   </div>
 `;
 
+export const More = ({onClick}) => html`<button class="quiet wide" onClick=${onClick}>Show more</button>`;
+
 export const Loading = ({what}) => html`<p class="loading" role="status">Loading ${what} …</p>`;
 
 export const Pending = ({what, error, onRetry, children}) => html`<div class="page">
