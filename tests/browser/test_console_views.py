@@ -669,6 +669,27 @@ def test_what_was_said_before_calls_of_which_the_first_waits_is_shown_once(
     expect(ada.text("I would tidy up.")).to_have_count(1)
 
 
+def test_a_history_that_a_client_sent_is_shown_in_its_order(ada: Tab, service: ServiceThread) -> None:
+    """Only its first message can be edited: an edit of another one would lose what was said before it."""
+
+    def said(role: str, content: str) -> dict[str, str]:
+        return {"type": "message", "role": role, "content": content}
+
+    history = [("user", "hello"), ("assistant", "Hi!"), ("user", "I am Ada."), ("user", "I like green.")]
+    items = [said(*each) for each in (*history, ("assistant", "Noted."))]
+    with service.client("ada") as client:
+        made = client.post("/openai/v1/conversations", json={"items": items}).raise_for_status().json()
+        body = {"model": "Tester", "conversation": made["id"], "input": "What is my name?"}
+        client.post("/openai/v1/responses", json=body).raise_for_status()
+        (task, *_) = client.get("/tasks").raise_for_status().json()["items"]
+    ada.open("tasks", task["task_id"])
+    expect(ada.page.locator(".turn :is(.plain, .markdown)")).to_have_text(
+        ["hello", "Hi!", "I am Ada.", "I like green.", "Noted.", "What is my name?", "Your name is Ada."]
+    )
+    editable = ada.page.locator(".said", has=ada.button("Edit and send again"))
+    expect(editable).to_have_text([re.compile("hello"), re.compile("What is my name")])
+
+
 def test_branches_that_say_the_same_are_called_the_same(ada: Tab, service: ServiceThread) -> None:
     """Neither of them goes on where the other one ends."""
     (answer,) = talk(service, "hello")

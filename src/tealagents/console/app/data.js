@@ -232,13 +232,13 @@ async function pagesFrom(client, taskId, checkpointId, known, signal) {
 
 /**
  * Messages as turns, one a request: `{requestId, user: [message], parts}`, where parts are texts and calls with
- * their results, as a running request reports them.
+ * their results, as a running request reports them, and what the user said later: a client's history is one request.
  */
 export function turnsOf(messages) {
   const turns = [];
   for (const message of messages) {
     if (turns.at(-1)?.requestId !== message.request_id)
-      turns.push({requestId: message.request_id, user: [], parts: [], answered: false, last: message});
+      turns.push({requestId: message.request_id, user: [], parts: [], answered: false, first: message, last: message});
     add(turns.at(-1), message);
   }
   return turns;
@@ -246,7 +246,7 @@ export function turnsOf(messages) {
 
 function add(turn, message) {
   turn.last = message;
-  if (message.role === "user") turn.user.push(message);
+  if (message.role === "user") (message === turn.first ? turn.user : turn.parts).push(message);
   else if (message.role === "tool") addResult(turn, message);
   else addAnswer(turn, message);
 }

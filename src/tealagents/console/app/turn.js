@@ -57,6 +57,7 @@ export function Parts({of, parts, growing = false}) {
   return parts.map((part, place) => {
     const name = `${location.hash} ${of} ${part.id}`;
     if (part.type === "call") return html`<${Call} key=${`${place} ${name}`} call=${part} name=${name} growing=${growing} />`;
+    if (part.role) return html`<${UserMessage} key=${place} message=${part} />`;
     if (part.type === "image") return html`<${Image} key=${place} source=${part.content} />`;
     return html`<${Markdown} key=${place} text=${part.content} growing=${growing} />`;
   });
