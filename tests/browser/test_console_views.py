@@ -699,6 +699,28 @@ def test_branches_that_say_the_same_are_called_the_same(ada: Tab, service: Servi
     expect(ada.text("The other one says the same.")).to_have_count(2)
 
 
+def test_a_fork_of_a_fork_has_the_requests_of_the_original(ada: Tab, service: ServiceThread) -> None:
+    """Although its messages are copies of copies. The same words said at another time are another request."""
+    original = talk(service, "hello", "My name is Ada.")[0]["task_id"]
+    with service.client("ada") as client:
+
+        def fork(task: str) -> str:
+            made: str = client.post(f"/tasks/{task}/fork", json={}).raise_for_status().json()["task_id"]
+            body = {"task_id": made, "items": [{"content_type": "text", "content": "What is my name?"}]}
+            client.post("", json=body).raise_for_status()
+            return made
+
+        first = fork(original)
+        second, other = fork(first), fork(original)
+    for left, right, count in (
+        (original, second, "2 requests"),
+        (first, second, "3 requests"),
+        (second, other, "2 requests"),
+    ):
+        ada.open("compare", left, "current", right, "current")
+        expect(ada.text(f"{count} in common")).to_be_visible()
+
+
 @pytest.mark.parametrize("width", [360, 1280])
 def test_branches_with_long_messages_are_drawn_within_their_columns(
     ada: Tab, service: ServiceThread, width: int

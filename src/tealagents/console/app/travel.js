@@ -259,12 +259,12 @@ function useSide(taskId, point) {
   return {task, turns: task && turns, error: error ?? unread};
 }
 
-/** How many turns both begin with. A fork's messages are copies, which name what they were copied from. */
+/** How many turns both begin with. A copy of a message, and a copy of that, keep what it says and when it was said. */
 function sharedTurns(left, right) {
   if (!left || !right) return 0;
-  const names = (turn) => new Set(turn.user.concat(turn.last).flatMap((message) => [message.message_id, message.origin?.message_id].filter(Boolean)));
+  const beginning = ({first}) => JSON.stringify([first.created_at, first.items]);
   let count = 0;
-  while (count < Math.min(left.length, right.length) && !names(left[count]).isDisjointFrom(names(right[count]))) count += 1;
+  while (count < Math.min(left.length, right.length) && beginning(left[count]) === beginning(right[count])) count += 1;
   return count;
 }
 
