@@ -1285,6 +1285,28 @@ def test_a_filter_finds_titles_that_were_not_in_view(tabs: Tabs, service: Servic
     expect(nat.text("No match. Try another filter.")).to_be_visible()
 
 
+def test_a_filter_looks_for_what_was_written(tabs: Tabs, service: ServiceThread) -> None:
+    """Not for the names and signs of the JSON in which a title and other metadata are kept."""
+    for title in ('Translate "fine"', r"Look into C:\temp"):
+        talk(service, "hello", user="pia", metadata={"title": title, "team": "south"})
+    crew = {"lead": ["Eve", 7]}
+    talk(service, "hello", user="pia", metadata={"title": "The subtitle", "team": "North", "crew": crew})
+    pia = tabs.signed_in(f"{service.url}/console/", "pia")
+    titles = pia.page.locator(".tasks .title")
+    for written in ("title", "north", "team:north", "crew:", "crew:eve", "eve"):
+        pia.page.get_by_label("Filter by title").fill(written)
+        expect(titles).to_have_text(["The subtitle"])
+        pia.page.get_by_label("Filter by title").fill("")
+        expect(titles).to_have_count(3)
+    for written, title in (('"fine"', 'Translate "fine"'), (r"c:\temp", r"Look into C:\temp")):
+        pia.page.get_by_label("Filter by title").fill(written)
+        expect(titles).to_have_text([title])
+    for written in ("team", "{", '":"', "fine\\"):
+        pia.page.get_by_label("Filter by title").fill(written)
+        expect(titles).to_have_count(0)
+    pia.page.get_by_label("Filter by title").fill("")
+
+
 def _by_two(route: Route) -> None:
     route.continue_(url=re.sub(r"limit=\d+", "limit=2", route.request.url))
 

@@ -80,16 +80,17 @@ function useTasks(client, status, ofTenant) {
   return tasks;
 }
 
-/** `word` in the title or anywhere in the metadata; `key:value` at that key. */
+/** `word` in the title or in a value of the metadata; `key:value` at that key. */
 function matches(task, filter) {
   const wanted = filter.toLowerCase();
   const [, key, value] = /^([\w.-]+):(.*)$/.exec(wanted) ?? [];
-  const metadata = Object.entries(task.metadata ?? {});
-  const text = (of) => (typeof of === "string" ? of : JSON.stringify(of)).toLowerCase();
-  if (key && metadata.some(([name, of]) => name.toLowerCase() === key && text(of).includes(value.trim()))) return true;
-  const title = (titles.values.get(task.task_id) ?? "").toLowerCase();
-  return title.includes(wanted) || task.task_id.startsWith(wanted) || text(task.metadata ?? {}).includes(wanted);
+  const {task_id: id, metadata = {}} = task;
+  if (Object.entries(metadata).some(([name, of]) => name.toLowerCase() === key && textOf(of).includes(value.trim()))) return true;
+  return id.startsWith(wanted) || textOf([titles.values.get(id) ?? "", metadata]).includes(wanted);
 }
+
+/** The values in it, without what JSON adds. */
+const textOf = (of) => (Object(of) === of ? Object.values(of).map(textOf).join("\n") : String(of).toLowerCase());
 
 async function lookUp(client, {task_id}) {
   const {items} = await client.messages(task_id, {limit: 1}).page();
