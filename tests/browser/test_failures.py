@@ -557,6 +557,23 @@ def test_a_text_for_which_there_is_no_room_leaves_room_for_others(ada: Tab, serv
     ada.page.evaluate("sessionStorage.removeItem('filler')")
 
 
+def test_with_a_full_storage_one_can_sign_in_and_choose_the_colours(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    """Both last until the page is reloaded. Other pages of the same origin fill its storage, too."""
+    tab = tabs.open(f"{service.url}/console/")
+    tab.page.goto(tab.console)
+    for storage in ("sessionStorage", "localStorage"):
+        tab.page.evaluate(_FULL.replace("sessionStorage", storage), 0)
+    tab.sign_in("ada")
+    tab.button("Use dark colours").click()
+    expect(tab.button("Use light colours")).to_be_visible()
+    expect(tab.page.locator("html")).to_have_attribute("data-theme", "dark")
+    tab.page.reload()
+    expect(tab.page.get_by_label("Your name")).to_be_visible()
+    expect(tab.page.locator("html")).to_have_attribute("data-theme", "")
+
+
 #: fills what the browser keeps of this page, up to so many characters
 _FULL = """(room) => {
     const fits = (length) => {

@@ -13,7 +13,9 @@ const DRAFT = `tealagents.console.draft ${AGENT} `;
 
 /** By a name, for `mock`, or by a token from elsewhere. */
 export function signIn(session) {
-  sessionStorage.setItem(KEPT, JSON.stringify(session));
+  try {
+    sessionStorage.setItem(KEPT, JSON.stringify(session));
+  } catch {} // no room: a reload forgets it
   return made(session);
 }
 

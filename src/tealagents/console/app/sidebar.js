@@ -36,7 +36,7 @@ export function Sidebar({route, label, onSignOut}) {
       <footer class="who">
         <span class="name" title=${`Signed in as ${readable(label)}`}>${readable(label)}</span>
         <${IconButton} name=${dark ? "sun" : "moon"} label=${dark ? "Use light colours" : "Use dark colours"}
-          onClick=${() => (switchTheme(!dark), look())} />
+          onClick=${() => setDark(switchTheme(!dark))} />
         <button class="quiet" onClick=${onSignOut}>Sign out</button>
       </footer>
     </nav>
@@ -49,16 +49,18 @@ const THEME = "tealagents.console.theme";
 const system = matchMedia("(prefers-color-scheme: dark)");
 
 /** Gives whether it is dark. */
-export function applyTheme() {
-  const kept = localStorage.getItem(THEME);
+export function applyTheme(kept = localStorage.getItem(THEME)) {
   document.documentElement.dataset.theme = kept ?? "";
   return kept ? kept === "dark" : system.matches;
 }
 
 /** The system's is not kept. */
 function switchTheme(dark) {
-  if (dark === system.matches) localStorage.removeItem(THEME);
-  else localStorage.setItem(THEME, dark ? "dark" : "light");
+  const chosen = dark === system.matches ? "" : dark ? "dark" : "light";
+  try {
+    localStorage.setItem(THEME, chosen);
+  } catch {} // no room
+  return applyTheme(chosen);
 }
 
 function InboxLink({current}) {
