@@ -1001,18 +1001,32 @@ def test_of_a_text_that_comes_with_a_picture_the_text_is_pasted(ada: Tab) -> Non
     ada.button("Remove cells.png").click()
 
 
+#: drops a text, or else a picture, and gives whether each event was kept from the browser
+_DROPPED = """(place, [text, dot]) => {
+  const dataTransfer = new DataTransfer();
+  if (text) dataTransfer.setData("text/plain", text);
+  else dataTransfer.items.add(new File([Uint8Array.fromBase64(dot)], "dropped.png", {type: "image/png"}));
+  const how = {dataTransfer, bubbles: true, cancelable: true};
+  return ["dragover", "drop"].map((name) => !place.dispatchEvent(new DragEvent(name, how)));
+}"""
+
+
 def test_files_are_dropped_into_a_message_and_text_is_left_to_the_browser(ada: Tab) -> None:
     """It inserts the text where it is dropped."""
-    dragged = """(field, [text, dot]) => {
-      const dataTransfer = new DataTransfer();
-      if (text) dataTransfer.setData("text/plain", text);
-      else dataTransfer.items.add(new File([Uint8Array.fromBase64(dot)], "dropped.png", {type: "image/png"}));
-      const how = {dataTransfer, bubbles: true, cancelable: true};
-      return ["dragover", "drop"].map((name) => !field.dispatchEvent(new DragEvent(name, how)));
-    }"""
     field = ada.open("new").page.get_by_role("textbox", name="Message", exact=True)
-    assert field.evaluate(dragged, ["some words", DOT]) == [False, False]
-    assert field.evaluate(dragged, ["", DOT]) == [True, True]
+    assert field.evaluate(_DROPPED, ["some words", DOT]) == [False, False]
+    assert field.evaluate(_DROPPED, ["", DOT]) == [True, True]
+    ada.button("Remove dropped.png").click()
+
+
+def test_a_file_that_is_dropped_beside_a_message_is_not_opened(ada: Tab) -> None:
+    """The browser would, in a tab or in place of the page. A text may be dropped into any field."""
+    for place in (ada.open("new").page.locator(".welcome h2"), ada.page.get_by_label("Filter by title")):
+        assert place.evaluate(_DROPPED, ["", DOT]) == [True, True]
+        assert place.evaluate(_DROPPED, ["some words", DOT]) == [False, False]
+    field = ada.page.get_by_role("textbox", name="Message", exact=True)
+    assert field.evaluate(_DROPPED, ["", DOT]) == [True, True]
+    expect(ada.page.get_by_label("Images to send").get_by_role("img")).to_have_count(1)
     ada.button("Remove dropped.png").click()
 
 

@@ -6,6 +6,9 @@ import {Icon, IconButton, inWords, isAway, Problem} from "./ui.js";
 const LARGEST_IMAGE = 10_000_000;
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 
+// dropped beside it, a file may take the place of the page
+window.ondragover = window.ondrop = ({dataTransfer}) => !dataTransfer.types.includes("Files");
+
 /**
  * `onSend(items, key)` resolves when the service has taken the message, known by its key; a refused one stays.
  * `onStop` is there while an answer is on its way. What was not sent is kept under the name `draft`. A message
@@ -99,14 +102,9 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", othe
     const {files} = event.clipboardData;
     if (files.length && !event.clipboardData.getData("text/plain")) (event.preventDefault(), add(files));
   };
-  const dragged = (event) => {
-    if (!event.dataTransfer.types.includes("Files")) return;
-    event.preventDefault();
-    if (event.type === "drop") add(event.dataTransfer.files);
-  };
   return html`
     ${error && html`<${Problem} error=${error} />`}
-    <form class="composer" onSubmit=${submit} onDrop=${dragged} onDragOver=${dragged}>
+    <form class="composer" onSubmit=${submit} onDrop=${({dataTransfer: {files}}) => files.length && add(files)}>
       <${Images} images=${images} onRemove=${(gone) => keep((now) => now.filter((image) => image !== gone))} />
       <${Growing} at=${field} aria-label="Message" placeholder=${placeholder} value=${text} dir="auto" enterkeyhint=${touched ? "enter" : "send"}
         autofocus=${autofocus} onInput=${(event) => write(event.target.value)} onKeyDown=${pressed} onPaste=${paste} />
