@@ -160,6 +160,29 @@ async def test_a_notification_that_fails_once_is_sent_again_at_once() -> None:
     await watches.close()
 
 
+async def test_notifications_are_sent_however_long_the_store_was_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Followers in other processes, which can reach it, wait for them. The log names the outage once."""
+    monkeypatch.setattr(postgres_link, "RETRY_SECONDS", 0.0)
+    attempts: list[Sequence[str]] = []
+
+    async def send(prefix: str, payloads: Sequence[str]) -> None:
+        attempts.append(payloads)
+        if len(attempts) <= 3 * postgres_link.REPORTED:
+            raise PersistenceUnavailable("no answer")
+
+    watches = postgres_link.PostgresWatches(0.25, schema="tealagents", arguments={}, send=send)
+    watches.announce("p", ["a"])
+    await eventually(lambda: watches._sending is None)
+    assert len(attempts) == 3 * postgres_link.REPORTED + 1
+    assert attempts[-1] == attempts[0]
+    assert [record.getMessage() for record in caplog.records] == [
+        "watches of other processes are notified later: no answer"
+    ]
+    await watches.close()
+
+
 async def test_what_no_send_expects_does_not_end_notifications() -> None:
     """The next commit begins to notify again."""
     sent: list[Sequence[str]] = []

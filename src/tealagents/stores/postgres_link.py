@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 #: seconds for which topics are gathered for one statement, and the least time between two such statements
 GATHER_SECONDS: Final = 0.003
 INTERVAL_SECONDS: Final = 0.015
-#: seconds between attempts to send failed notifications, and the number of attempts
+#: seconds between attempts to send failed notifications, and the number of failures that is logged
 RETRY_SECONDS: Final = 0.5
-ATTEMPTS: Final = 20
+REPORTED: Final = 20
 #: seconds for which closing waits for them
 CLOSE_SECONDS: Final = 1.0
 #: seconds after which a watch looks without being woken
@@ -133,10 +133,13 @@ class PostgresWatches(LinkedWatches):
         await super().close()
 
     async def _send_all(self) -> None:
-        """Sends until nothing is unsent. A first failure may be one connection's: the next try is at once."""
+        """Sends until nothing is unsent, however long the store is away: its other processes wait for that.
+
+        A first failure may be one connection's: the next try is at once.
+        """
         failures = 0
         try:
-            while self._unsent and failures < ATTEMPTS:
+            while self._unsent:
                 early = self._next_send - time.monotonic()
                 await asyncio.sleep(RETRY_SECONDS if failures > 1 else max(GATHER_SECONDS, early))
                 self._next_send = time.monotonic() + INTERVAL_SECONDS
@@ -146,11 +149,10 @@ class PostgresWatches(LinkedWatches):
                 except PersistenceUnavailable as error:
                     failures += 1
                     self._unsent |= names
-                    if failures == ATTEMPTS:
-                        log.warning("watches of other processes were not notified: %s", error)
+                    if failures == REPORTED:
+                        log.warning("watches of other processes are notified later: %s", error)
                 else:
                     failures = 0
-            self._unsent.clear()
         finally:
             self._sending = None
 
