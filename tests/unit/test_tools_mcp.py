@@ -1293,6 +1293,25 @@ async def test_an_answer_that_breaks_the_rules_is_reported_in_a_line(answer: Any
     assert raised.value.unknown
 
 
+@pytest.mark.parametrize("extra", [{"id": None}, {}], ids=["null", "left out"])
+async def test_an_error_without_an_id_is_the_answer_to_the_call_that_it_came_for(
+    extra: dict[str, Any],
+) -> None:
+    """JSON-RPC has none in the error for a request that the server could not read."""
+
+    async def refusing(request: Request, message: dict[str, Any]) -> Response | None:
+        if message.get("method") != "tools/call":
+            return None
+        error = {"code": -32700, "message": "Parse error: one line at most"}
+        return JSONResponse({"jsonrpc": "2.0", "error": error, **extra})
+
+    with served(Starlette(routes=[mcp_route("count", refusing)])) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED, request_timeout=PATIENCE) as server:
+            with pytest.raises(ToolFailed, match=r"^web: Parse error: one line at most$") as raised:
+                await call(server, "count")
+    assert not raised.value.unknown
+
+
 @pytest.mark.parametrize("status", [307, 308])
 async def test_a_redirect_elsewhere_that_wants_a_call_repeated_has_not_done_it(status: int) -> None:
     """It is followed to the server's own origin only; what the model reads names the place, without a key."""

@@ -182,7 +182,7 @@ class ReportingClient(BoundedClient):
             # many servers redirect after a call is done; 307 and 308 ask to repeat the call
             reason = f"{_status(response)}: a redirect to {where}, which is not followed"
             return _reported(request, OUTCOME_UNKNOWN, reason)
-        return response
+        return response if is_stream(response) or where is not None else _with_id(request, response)
 
     async def _notify(self, request: httpx2.Request, notice: str) -> None:
         """Sends a message that has no result in the background: the SDK would send no call before the
@@ -377,6 +377,16 @@ def _has_id_of(request: httpx2.Request, response: httpx2.Response) -> bool:
     """Whether this answers the request by its id; a notification has none."""
     asked, answered = json_object(request.content) or {}, json_object(response.content) or {}
     return asked.get("id") is not None and asked["id"] == answered.get("id")
+
+
+def _with_id(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+    """The answer to a request. An error without an id, as JSON-RPC has it for a request that could not be
+    read, gets the request's own: the SDK would match it with no call, and wait until the call's limit."""
+    asked, answered = json_object(request.content) or {}, json_object(response.content) or {}
+    if not answered.get("error") or answered.get("id") is not None:
+        return response
+    body = {**answered, "id": asked.get("id")}
+    return httpx2.Response(response.status_code, json=body, request=request)
 
 
 def _without_id(response: httpx2.Response) -> Json | str:
