@@ -1142,6 +1142,32 @@ async def test_errors_are_reported_with_status_and_reason(tmp_path: Path, server
 
 
 @pytest.mark.parametrize(
+    ("headers", "content", "said"),
+    [
+        ({"content-type": "text/plain; charset=windows-1252"}, "5 € für".encode("cp1252"), "5 € für"),
+        ({"content-type": "text/plain; charset=utf-16"}, "5 € für".encode("utf-16"), "5 € für"),
+        ({"content-type": "text/plain; charset=punycode"}, "5 € für".encode(), "5 € für"),
+        ({"content-encoding": "br"}, b"\x0b\x02\x80fine\x03", "(its explanation is encoded)"),
+        ({"content-encoding": "gzip, gzip"}, b"\x1f\x8b", "(its explanation is encoded)"),
+    ],
+)
+async def test_a_refusal_is_one_in_whatever_form_its_explanation_comes(
+    tmp_path: Path, headers: Json, content: bytes, said: str
+) -> None:
+    """It is read in its charset. If it cannot be read, the status still says that nothing was done."""
+
+    async def refuse(request: Request) -> Response:
+        return Response(content, status_code=400, headers=headers)
+
+    with served(Starlette(routes=[Route("/v1/x", refuse, methods=["POST"])])) as url:
+        async with opened(tmp_path, one_operation({"operationId": "a"}), url) as tools:
+            with pytest.raises(ToolFailed) as raised:
+                await tools["Library-a"].call(Context(), {})
+    assert str(raised.value) == f"POST /x answered 400 Bad Request: {said}"
+    assert not raised.value.unknown
+
+
+@pytest.mark.parametrize(
     ("status", "headers", "content", "said"),
     [
         (

@@ -4,7 +4,8 @@ Every answer, whatever its status and type:
 
 - is requested uncompressed (`Accept-Encoding: identity`). Some services compress all the same: one layer of
   gzip or deflate is unpacked as it is counted. Other encodings, and layers of them, are refused: 3 KB of gzip
-  within gzip can expand to gigabytes;
+  within gzip can expand to gigabytes. An answer that is no success has `ENCODED` in place of such a body,
+  since its status says whether the request was carried out;
 - is counted as it arrives and as it is unpacked, and abandoned beyond `limit` bytes, or after `seconds`;
 - may have at most `MAX_HEADERS` bytes of headers;
 - comes from the requested server: no redirect is followed. Loopback is called without a proxy.
@@ -45,6 +46,8 @@ __all__ = [
 MAX_ANSWER = 4_000_000
 #: most bytes of an answer's headers
 MAX_HEADERS = 65_536
+#: the body of an answer that is no success, if its own is in an encoding that is not read
+ENCODED = b"(its explanation is encoded)"
 
 
 class Unacceptable(httpx2.TransportError):
@@ -149,6 +152,7 @@ class BoundedClient(httpx2.AsyncClient):
                 "a header of the request contains a character that cannot be sent, such as a line break"
             ) from None
         try:
+            await _leave_encoded(response)
             counted = not (self._streams and is_stream(response))
             packed = _check(response, may_be_packed=counted)
             if counted:
@@ -223,8 +227,8 @@ def _tls() -> ssl.SSLContext:
 def _check(response: httpx2.Response, *, may_be_packed: bool) -> bool:
     """Whether the answer has to be unpacked; its headers then no longer say so. `Unacceptable` for one that
     must not be read."""
-    encodings = response.headers.get_list("content-encoding", split_commas=True)
-    packed = may_be_packed and [one.lower() for one in encodings] in _UNPACKED
+    encodings = _encodings(response)
+    packed = may_be_packed and encodings in _UNPACKED
     reason = refusal(response.headers.raw, () if packed else encodings)
     if reason is not None:
         raise Unacceptable(reason)
@@ -232,6 +236,23 @@ def _check(response: httpx2.Response, *, may_be_packed: bool) -> bool:
         del response.headers["content-encoding"]  # else `httpx2` would unpack it again
         response.headers.pop("content-length", None)
     return packed
+
+
+async def _leave_encoded(response: httpx2.Response) -> None:
+    """Puts `ENCODED` in place of the body of an answer that is no success, if it cannot be read."""
+    if response.status_code < 300 or _encodings(response) in ([], *_UNPACKED):
+        return
+    body: Any = response.stream
+    await body.aclose()
+    response.stream = httpx2.ByteStream(ENCODED)
+    for name in ("content-encoding", "content-length", "transfer-encoding"):
+        response.headers.pop(name, None)
+    response.headers["content-type"] = "text/plain"
+
+
+def _encodings(response: httpx2.Response) -> list[str]:
+    named = response.headers.get_list("content-encoding", split_commas=True)
+    return [one for one in map(str.lower, named) if one not in ("", "identity")]
 
 
 _UNPACKED = (["gzip"], ["x-gzip"], ["deflate"])

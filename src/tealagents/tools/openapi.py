@@ -286,7 +286,7 @@ def _next(url: httpx2.URL, answer: Fetched, method: str, place: str) -> httpx2.U
 def _answer_text(answer: Fetched, method: str, url: httpx2.URL, place: str) -> str:
     status, content = f"{answer.status} {answer.reason}".strip() + _hints(answer, url), answer.content
     if answer.status >= 300:
-        given = content.decode(errors="replace") or "no reason given"
+        given = content.decode(answer.charset, "replace") or "no reason given"
         reason = bounded(given, MAX_REASON, more=answer.cut)
         said = f"{place} answered {status}: {reason}"
         redirected = answer.status < 400 and answer.status not in (307, 308)  # these want it repeated
