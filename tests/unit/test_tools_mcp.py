@@ -1343,6 +1343,28 @@ def test_an_error_of_the_servers_own_is_a_failure_whatever_its_words(code: int, 
     assert (str(failure), isinstance(failure, ToolFailed) and failure.unknown) == (f"web: {message}", False)
 
 
+@pytest.mark.parametrize("code", range(4501, 4507))
+async def test_a_call_that_fails_with_a_code_of_the_servers_own_is_made_once_and_its_outcome_is_known(
+    code: int,
+) -> None:
+    """JSON-RPC lets servers number their errors as they like."""
+    calls = list[str]()
+
+    async def failing(request: Request, message: dict[str, Any]) -> Response | None:
+        if message.get("method") != "tools/call":
+            return None
+        calls.append(message["method"])
+        error = {"code": code, "message": "no such bed"}
+        return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "error": error})
+
+    with served(Starlette(routes=[mcp_route("count", failing)])) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED) as server:
+            with pytest.raises(ToolFailed, match=r"^web: no such bed$") as raised:
+                await call(server, "count")
+    assert not raised.value.unknown
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize(
     "code", [-32603, -32700, NOT_SENT, OUTCOME_UNKNOWN, REFUSED, UNAUTHORIZED, SESSION_LOST]
 )

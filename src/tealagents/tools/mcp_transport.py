@@ -30,19 +30,21 @@ from tealagents.tools.options import MCPServerOptions
 
 logger = logging.getLogger(__name__)
 
-# Codes of our own for what happened below MCP; outside of what JSON-RPC reserves.
+# Codes of our own for what happened below MCP. They are far from the codes that servers choose for their own
+# errors, since the SDK passes on both in the same way. A server that sends one on purpose gains nothing: an
+# HTTP status has the same effect.
 #: the request did not reach the server
-NOT_SENT = 4501
+NOT_SENT = 7_341_094_501
 #: the request was sent, and its answer was lost
-OUTCOME_UNKNOWN = 4502
+OUTCOME_UNKNOWN = 7_341_094_502
 #: the server answered with an HTTP error
-REFUSED = 4503
+REFUSED = 7_341_094_503
 #: the server wants a token, another token, or one for more scopes; `data.challenge` is its `WWW-Authenticate`
-UNAUTHORIZED = 4504
+UNAUTHORIZED = 7_341_094_504
 #: the server does not know our session, or no longer does, and refused the request for that reason
-SESSION_LOST = 4505
+SESSION_LOST = 7_341_094_505
 #: the same, but the request may have been refused for another reason
-REFUSED_AND_LOST = 4506
+REFUSED_AND_LOST = 7_341_094_506
 
 #: most bytes of one answer, and of one event of a stream
 MAX_ANSWER = 4_000_000
