@@ -293,6 +293,25 @@ def test_calls_of_one_id_stay_distinct() -> None:
     assert [call.tool for call in done.tool_calls] == ["A-b", "A-c"]
 
 
+@pytest.mark.parametrize(
+    "fragments",
+    [
+        [(0, ""), (0, '{"x":'), (0, "1}"), (1, '{"x":1}')],
+        [(0, '{"x":1}'), (0, '{"x":1}')],
+        [(0, ""), (1, '{"x":1}')],
+        [(0, '{"x":1}'), (1, "")],
+    ],
+)
+def test_a_call_that_a_gateway_repeats_under_its_own_id_is_one(fragments: list[tuple[int, str]]) -> None:
+    """Whole, in fragments, or only by its name. What is sent back with the calls still fits them."""
+    said = [fragment(index, "call_1", "A-b", arguments) for index, arguments in fragments]
+    other = {"index": 7, "id": "call_2", "function": {"name": "A-b"}, "extra_content": {"google": "signed"}}
+    done = ending(chat(*said, chunk(tool_calls=[other]), chunk(finish_reason="tool_calls")))
+    assert done.tool_calls == (ToolCall("call_1", "A-b", '{"x":1}'), ToolCall("call_2", "A-b", ""))
+    native = orjson.loads(done.native)
+    assert (native["calls"], native["of_calls"]) == (2, [{}, {"extra_content": {"google": "signed"}}])
+
+
 def test_a_call_without_an_id_gets_one_that_only_this_answer_has() -> None:
     """The same answer gives the same id, another answer another, two calls two."""
     said = [fragment(0, None, "A-b", "{}"), fragment(1, None, "A-b", "{}"), chunk(finish_reason="tool_calls")]
@@ -600,6 +619,18 @@ def test_calls_that_share_an_id_stay_distinct(repeated: bool) -> None:
         said = [{"type": "response.output_item.done", "item": item} for item in items]
         done = ending(responses(*said, end(output=items if repeated else [])))
         assert [call.tool for call in done.tool_calls] == ["A-b", "A-c"]
+
+
+@pytest.mark.parametrize("output", [[], [FUNCTION_CALL, FUNCTION_CALL]])
+def test_an_item_that_a_gateway_repeats_under_its_own_id_is_one(output: list[Any]) -> None:
+    """Its calls run once, and what is sent back with them is in there once."""
+    thought = {"type": "reasoning", "id": "rs_1", "encrypted_content": "sealed"}
+    said = [{"type": "response.output_item.done", "item": item} for item in (thought, FUNCTION_CALL)]
+    done = ending(responses(*said, *said, end(output=output and [thought, thought, *output])))
+    assert done.tool_calls == (ToolCall("call_1", "A-b", "{}"),)
+    native = orjson.loads(done.native)
+    assert native["calls"] == 1
+    assert [each if isinstance(each, str) else each["id"] for each in native["order"]] == ["rs_1", "call"]
 
 
 def test_a_whole_response_gives_the_same() -> None:

@@ -167,6 +167,17 @@ class _Calls:
         self.all.append(call)
         return call
 
+    def distinct(self) -> list[_Assembled]:
+        """The calls without those that a gateway repeats under their own id, whole or without arguments."""
+        found: dict[tuple[str, ...], _Assembled] = {}
+        written = {(call.id, call.name) for call in self.all if call.arguments}
+        for place, call in enumerate(self.all):
+            if not call.id:
+                found[(str(place),)] = call
+            elif call.arguments or (call.id, call.name) not in written:
+                found.setdefault((call.id, call.name, call.written), call)
+        return [*found.values()]
+
     def _index_of(self, fragment: _CallFragment) -> int:
         """The index for a fragment without one: that of the call with its id, the latest, or a new one."""
         name = (fragment.function and fragment.function.name) or ""
@@ -272,17 +283,18 @@ class ChatReading:
         if self._finish is None:
             raise cut("it ended without a finish reason")
         reason = self._finish_reason(self._finish)
+        calls = self._calls.distinct() if reason == "tool_calls" else []
         return ModelDone(
             finish_reason=reason,
-            tool_calls=tuple(self._tool_calls()) if reason == "tool_calls" else (),
+            tool_calls=tuple(self._tool_calls(calls)),
             usage=self._usage,
             model=self._model,
             response_id=self._id,
-            native=self._native() if reason == "tool_calls" else "",
+            native=self._native(calls) if calls else "",
         )
 
-    def _native(self) -> str:
-        of_calls = [{"extra_content": call.extra} if call.extra else {} for call in self._calls.all]
+    def _native(self, calls: Sequence[_Assembled]) -> str:
+        of_calls = [{"extra_content": call.extra} if call.extra else {} for call in calls]
         fields = {"of_message": self._reasoning.fields(), "of_calls": of_calls if any(of_calls) else []}
         return kept(self._source, len(of_calls), fields) if any(fields.values()) else ""
 
@@ -298,8 +310,8 @@ class ChatReading:
             return "tool_calls" if self._calls.all else "refusal" if self._refused else "stop"
         return reason
 
-    def _tool_calls(self) -> Iterator[ToolCall]:
-        for place, call in enumerate(self._calls.all):
+    def _tool_calls(self, calls: Sequence[_Assembled]) -> Iterator[ToolCall]:
+        for place, call in enumerate(calls):
             written = call.written
             yield ToolCall(call.id or self._made_id(place, call.name, written), call.name, written)
 

@@ -184,6 +184,7 @@ class ResponsesReading:
         output = response.output or []
         if _calls_of(output):  # at most services, the end of an answer repeats all items
             self._items = output
+        self._items = _distinct(self._items)
         self._calls = _calls_of(self._items)
         self.called = _size(self._calls)
         for item in output:
@@ -287,6 +288,15 @@ def _order_of(items: Iterable[StoredItem]) -> list[Json | str]:
                 content = {"content": item.content} if item.content else {}
                 order.append({"type": "reasoning", "id": item.id, **fields, **content})
     return order if any(isinstance(each, dict) for each in order) else []
+
+
+def _distinct(items: Iterable[StoredItem]) -> list[StoredItem]:
+    """The items without those that a gateway repeats under their own id."""
+    found: dict[object, StoredItem] = {}
+    for place, item in enumerate(items):
+        call = _call_of(item)  # of an item that is no call, only the id
+        found.setdefault((item.type, call) if call.id else place, item)
+    return [*found.values()]
 
 
 def _calls_of(items: Iterable[StoredItem]) -> list[ToolCall]:
