@@ -21,7 +21,7 @@ from tealagents.domain.models import TokenUsage, ToolCall
 from tealagents.llm import chat_reading
 from tealagents.llm.chat_reading import ChatReading
 from tealagents.llm.encoding import MAX_EXTREMES, is_object
-from tealagents.llm.failures import MAX_SEARCHED, AttemptFailed, complaint_of_body, quoted
+from tealagents.llm.failures import MAX_SEARCHED, AttemptFailed, complaint_of_body, quoted, refused
 from tealagents.llm.frames import EventFrames
 from tealagents.llm.responses_reading import ResponsesReading
 from tealagents.llm.service import Reading
@@ -499,6 +499,47 @@ def test_an_answer_that_does_not_end_as_it_should_is_a_failure(said: list[Any], 
         chat(*said)
     assert isinstance(failed.value.error, ModelFailed)
     assert expected in failed.value.error.detail
+
+
+def refusal(status: int, said: Any) -> ModelFailed:
+    """The error for a refusal with this status and body."""
+    body = orjson.dumps(said)
+    about = complaint_of_body(body, status=status, content_type="application/json", request_id="")
+    error = refused(about, [KEY], url="http://model").error
+    assert isinstance(error, ModelFailed)
+    return error
+
+
+LONGEST = "This model's maximum context length is 4096 tokens."
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "too_long"),
+    [
+        (400, {"message": "no", "code": "context_length_exceeded"}, True),
+        (400, {"message": "no", "code": 400, "type": "exceed_context_size_error"}, True),
+        (400, {"message": LONGEST, "code": 400, "type": "BadRequestError"}, True),
+        (413, {"message": "the request exceeds the available context size"}, True),
+        (400, {"message": "litellm.ContextWindowExceededError: no", "code": "400"}, True),
+        (400, LONGEST, True),
+        (400, {"message": "bad context size", "code": 400}, False),
+        (400, {"message": "maximum length of a name exceeded", "code": 400}, False),
+        (429, {"message": f"slow down. {LONGEST}", "code": 429}, False),
+        (500, {"message": LONGEST, "code": 500}, False),
+    ],
+)
+def test_messages_that_are_too_long_are_known_as_such_at_every_service(
+    status: int, error: Any, too_long: bool
+) -> None:
+    """OpenAI has a code for it, others a type, or only their words. A stream may say it as well."""
+    failed = refusal(status, {"error": error})
+    assert (failed.too_long, "send less" in failed.detail) == (too_long, too_long)
+    for said in ({"error": error}, {"object": "error", **error}) if isinstance(error, dict) else ():
+        with pytest.raises(AttemptFailed) as midway:
+            chat(said)
+        inherent = "code" in error  # a stream has no status
+        assert isinstance(midway.value.error, ModelFailed)
+        assert midway.value.error.too_long is (too_long and inherent)
 
 
 def test_no_part_of_a_secret_is_quoted_where_a_long_message_is_cut() -> None:

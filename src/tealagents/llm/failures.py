@@ -24,8 +24,14 @@ MAX_QUOTE = 500
 #: the most characters of a text that are searched for secrets, and of an HTML page for its title
 MAX_SEARCHED, MAX_PAGE = 4 * MAX_QUOTE, 16 * 1024
 
-#: the service's code for messages that are longer than its model can read
+#: OpenAI's code for messages that are longer than its model can read, which stands for what others send: the
+#: type of llama.cpp's error, or only its words (vLLM, SGLang, LiteLLM) with one of the codes of a bad request
 _TOO_LONG = "context_length_exceeded"
+_TOO_LONG_TYPE = "exceed_context_size_error"
+_TOO_LONG_WORDS = re.compile(
+    r"maximum context length|\bexceeds? the (available )?context size|ContextWindowExceeded", re.IGNORECASE
+)
+_BAD_REQUEST = frozenset({"400", "413", "422", "invalid_request_error"})
 _MASK = "***"
 _SECRETS = (
     re.compile(r"\b(?:sk|rk|pk|sess)-[A-Za-z0-9_\-*.]{4,}"),
@@ -95,16 +101,16 @@ def complaint(said: Any, *, status: int | None = None, request_id: str = "", fal
         said = said[0]
     error = said.get("error", said) if isinstance(said, dict) else said
     if not isinstance(error, dict):
-        return Complaint(
-            status=status, message=error if isinstance(error, str) else fallback, request_id=request_id
-        )
+        error = {"message": error} if isinstance(error, str) else {}
     message = error.get("message") or error.get("detail") or fallback
+    message = message if isinstance(message, str) else _compact(message)
+    kind = _word(error.get("type"))
+    code = _word(error.get("code")) or kind
+    bad_request = (str(status) if status is not None else code) in _BAD_REQUEST
+    if kind == _TOO_LONG_TYPE or (bad_request and _TOO_LONG_WORDS.search(message[:MAX_SEARCHED])):
+        code = _TOO_LONG
     return Complaint(
-        status=status,
-        code=_word(error.get("code")) or _word(error.get("type")),
-        param=_word(error.get("param")),
-        message=message if isinstance(message, str) else _compact(message),
-        request_id=request_id,
+        status=status, code=code, param=_word(error.get("param")), message=message, request_id=request_id
     )
 
 
