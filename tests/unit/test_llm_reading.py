@@ -542,6 +542,24 @@ def test_messages_that_are_too_long_are_known_as_such_at_every_service(
         assert midway.value.error.too_long is (too_long and inherent)
 
 
+@pytest.mark.parametrize(
+    ("metadata", "shown"),
+    [
+        ({"raw": f"no such tool {KEY}", "provider_name": "Venice"}, "it failed (Venice: no such tool ***)"),
+        ({"raw": "no such tool", "provider_name": None}, "it failed (no such tool)"),
+        ({"raw": {"error": "no"}}, "it failed"),
+        ("no", "it failed"),
+    ],
+)
+def test_the_error_of_the_provider_behind_a_router_is_quoted(metadata: Any, shown: str) -> None:
+    """OpenRouter's own message only says that the provider returned one. Secrets are masked in it, too."""
+    said = {"error": {"message": "it failed", "code": 400, "metadata": metadata}}
+    assert refusal(400, said).detail.endswith(f"(400): {shown}")
+    with pytest.raises(AttemptFailed) as midway:
+        chat(said)
+    assert midway.value.error.detail.endswith(f"(400): {shown}")
+
+
 def test_no_part_of_a_secret_is_quoted_where_a_long_message_is_cut() -> None:
     """Blanks count as they came, and are shown as one."""
     secret = "canary-of-the-model-service"

@@ -103,7 +103,7 @@ def complaint(said: Any, *, status: int | None = None, request_id: str = "", fal
     if not isinstance(error, dict):
         error = {"message": error} if isinstance(error, str) else {}
     message = error.get("message") or error.get("detail") or fallback
-    message = message if isinstance(message, str) else _compact(message)
+    message = (message if isinstance(message, str) else _compact(message)) + _upstream(error)
     kind = _word(error.get("type"))
     code = _word(error.get("code")) or kind
     bad_request = (str(status) if status is not None else code) in _BAD_REQUEST
@@ -112,6 +112,14 @@ def complaint(said: Any, *, status: int | None = None, request_id: str = "", fal
     return Complaint(
         status=status, code=code, param=_word(error.get("param")), message=message, request_id=request_id
     )
+
+
+def _upstream(error: dict[str, Any]) -> str:
+    """What OpenRouter adds about the provider that it called, whose own error it otherwise hides."""
+    metadata = error.get("metadata")
+    said = metadata if isinstance(metadata, dict) else {}
+    found = [text for name in ("provider_name", "raw") if isinstance(text := said.get(name), str) and text]
+    return f" ({': '.join(found)})" if found else ""
 
 
 def complaint_of_body(body: bytes, *, status: int, content_type: str, request_id: str) -> Complaint:
