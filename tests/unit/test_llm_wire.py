@@ -231,6 +231,22 @@ async def test_a_compressed_answer_is_refused() -> None:
     assert b"accept-encoding: identity" in heads[0].lower()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_status_of_a_compressed_refusal_decides_as_usual(stream: bool) -> None:
+    """Only its explanation is not read: one that passes is tried again, another shows its status."""
+    heads = [b"429 Slow\r\nretry-after: 0", b"503 Busy", b"401 Who"]
+
+    async def handler(connection: RawConnection) -> None:
+        await connection.request()
+        head = b"HTTP/1.1 " + heads.pop(0) + b"\r\ncontent-encoding: gzip\r\nconnection: close\r\n\r\n"
+        await connection.send(head + gzip.compress(b'{"error":{"message":"no"}}'))
+
+    async with RawService(handler).running() as service, client(service.base_url) as model:
+        with pytest.raises(ModelFailed, match=r"HTTP 401.*content encoding.*own credentials") as failed:
+            await events(model, stream=stream)
+    assert (failed.value.http_status, heads) == (401, [])
+
+
 # --- what is sent along ---------------------------------------------------------------------------------
 
 

@@ -150,9 +150,11 @@ class Wire(httpx2.AsyncClient):
         if response.status < 300 and unreadable is None:
             return response
         try:
-            if unreadable is not None:
+            if response.status < 300:
                 raise AttemptFailed(ModelFailed(f"The model service at {self._root}: {unreadable}."))
-            raise await self._refusal(response)
+            # its status and headers decide, even if its body must not be read
+            body = f"({unreadable})".encode() if unreadable else await _explanation(response)
+            raise self._refusal(response, body)
         finally:
             response.close()
 
@@ -177,14 +179,8 @@ class Wire(httpx2.AsyncClient):
             not_taken=isinstance(failure, aiohttp.ClientConnectorError),
         )
 
-    async def _refusal(self, response: aiohttp.ClientResponse) -> AttemptFailed:
+    def _refusal(self, response: aiohttp.ClientResponse, body: bytes) -> AttemptFailed:
         headers = response.headers
-        try:
-            body = await response.content.read(MAX_REFUSAL_BYTES)
-            while len(body) < MAX_REFUSAL_BYTES and (more := await response.content.readany()):
-                body += more
-        except (aiohttp.ClientError, OSError):
-            body = b"(its explanation broke off)"
         if response.status < 400:
             where = quoted(headers.get("location", ""), self._secrets)
             return AttemptFailed(
@@ -410,6 +406,17 @@ class ServiceConnection:
 
     async def aclose(self) -> None:
         await self._client.close()
+
+
+async def _explanation(response: aiohttp.ClientResponse) -> bytes:
+    """The body of a refusal, up to `MAX_REFUSAL_BYTES` and a little more."""
+    try:
+        body = await response.content.read(MAX_REFUSAL_BYTES)
+        while len(body) < MAX_REFUSAL_BYTES and (more := await response.content.readany()):
+            body += more
+    except (aiohttp.ClientError, OSError):
+        return b"(its explanation broke off)"
+    return body
 
 
 async def _in_time(response: Awaitable[Response], deadlines: Deadlines) -> Response:
