@@ -214,6 +214,22 @@ async def test_answers_end_where_the_connection_does() -> None:
             await anext(stream)
 
 
+async def test_what_follows_the_end_mark_of_a_stream_is_not_read() -> None:
+    """Even if it arrives together with the mark."""
+
+    async def handler(connection: RawConnection) -> None:
+        await connection.request()
+        await connection.begin_stream()
+        whole = sse(chunk(content="so", finish_reason="stop"))
+        await connection.chunk(whole + b"data: [DONE]\n\ndata: bye\n\ndata: [DONE]\n\ndata: {}\n\n")
+        await connection.until_client_leaves()
+
+    async with RawService(handler).running() as service, client(service.base_url) as model:
+        said = await events(model)
+    assert text_of(said) == "so"
+    assert isinstance(said[-1], ModelDone)
+
+
 async def test_a_compressed_answer_is_refused() -> None:
     """We ask for none: a few bytes may stand for gigabytes. An answer and a refusal alike."""
     heads: list[bytes] = []

@@ -203,7 +203,8 @@ class ModelService:
                         break  # the answer itself is complete
                     if not frames:
                         break
-                    ended = frames[-1] == _END
+                    if ended := _END in frames:
+                        del frames[frames.index(_END) :]
                     deltas: list[TextDelta] = []
                     try:
                         _take(frames, reading, deltas)
@@ -290,6 +291,5 @@ def _check_length(characters: int) -> None:
 def _take(frames: list[bytes], reading: Reading, deltas: list[TextDelta]) -> None:
     """Adds the deltas in the events to `deltas`, and clears the list of events."""
     for data in frames:
-        if data != _END:
-            deltas += reading.take(data)
+        deltas += reading.take(data)
     frames.clear()
