@@ -343,6 +343,49 @@ async def test_an_error_before_the_first_piece_of_a_stream_may_pass(
     assert len(service.requests) == 2
 
 
+@pytest.mark.parametrize(
+    ("sent", "quoted"),
+    [
+        (b'error: {"code":400,"message":"the reason","type":"server_error"}\n\n', " (400): the reason"),
+        (b'event: error\ndata: {"message":"the reason","code":400}\n\n', " (400): the reason"),
+        (b'event: error\ndata: {"error":{"message":"the reason"}}\n\n', ": the reason"),
+        (b'event: error\ndata: {"detail":"the reason"}\n\n', ": the reason"),
+        (b"event: error\ndata: the reason with " + KEY.encode() + b"\n\n", ": the reason with ***"),
+        (b'{\n "error": {"code": 400, "message": "the reason"}\n}\n', " (400): the reason"),
+    ],
+)
+@pytest.mark.parametrize("name", CLIENTS)
+async def test_an_error_in_a_stream_is_quoted_however_it_is_marked(
+    name: str, sent: bytes, quoted: str
+) -> None:
+    """By a field, by the event's name, or not at all. What no retry can change is called once."""
+
+    async def handler(connection: RawConnection) -> None:
+        await connection.request()
+        await connection.begin_stream()
+        await connection.chunk(sent)
+        await connection.chunk(b"")
+
+    async with RawService(handler).running() as service, client(service.base_url, name) as model:
+        assert (await failure(model)).detail == f"The model service failed while answering{quoted}"
+        assert service.connections == 1
+
+
+async def test_an_error_behind_a_part_of_the_answer_is_quoted() -> None:
+    """The part has arrived, and stays."""
+
+    async def handler(connection: RawConnection) -> None:
+        await connection.request()
+        await connection.begin_stream()
+        await connection.chunk(sse(chunk(content="so")) + b'error: {"message": "the reason"}\n\n')
+
+    async with RawService(handler).running() as service, client(service.base_url) as model:
+        stream = one_by_one(model.stream(call(model)))
+        assert await anext(stream) == TextDelta("so")
+        with pytest.raises(ModelFailed, match="answering: the reason"):
+            await anext(stream)
+
+
 async def test_an_answer_is_whole_once_it_has_its_finish_reason() -> None:
     """A connection that breaks while the accounts are awaited takes nothing from the answer."""
 

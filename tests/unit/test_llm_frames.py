@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tealagents.llm import frames
-from tealagents.llm.frames import EventFrames, FrameTooLong
+from tealagents.llm.frames import ErrorData, EventFrames, FrameTooLong
 
 #: what can stand in a stream of ours, and the data it carries
 BLOCKS = st.sampled_from(
@@ -18,6 +18,9 @@ BLOCKS = st.sampled_from(
         (b"event: response.created\ndata: {}", b"{}"),
         (b"data: one\ndata: two", b"one\ntwo"),
         (b"id: 7\nretry: 10\ndata: x\nunknown: y", b"x"),
+        (b'event: error\ndata: {"c":1}', b'{"c":1}'),
+        (b"error:broken", b"broken"),
+        (b'{\n"d":1}', b'{\n"d":1}'),
         (b": keep-alive", None),
         (b"event: ping", None),
         (b"data:", None),
@@ -59,6 +62,33 @@ def test_one_byte_at_a_time_is_enough() -> None:
 def test_what_is_not_complete_is_no_event() -> None:
     """An event that the stream ends in is not given."""
     assert fed([b"data: whole\n\n", b"data: ha"]) == [b"whole"]
+
+
+def test_json_without_a_field_needs_no_end() -> None:
+    """Some gateways end a stream with the body of an error."""
+    parser = EventFrames()
+    assert parser.feed(b"data: whole\n\n") + parser.feed(b'{\n "error":') + parser.feed(b"1}\n") == [b"whole"]
+    assert parser.rest() == [b'{\n "error":1}\n']
+    for left in (b"", b"data: {}", b"event: error\ndata: {}"):
+        parser = EventFrames()
+        assert parser.feed(left) + parser.rest() == []
+
+
+@pytest.mark.parametrize(
+    ("block", "is_error"),
+    [
+        (b"event: error\ndata: x", True),
+        (b"id: 1\ndata: x\nevent:error", True),
+        (b"error: x", True),
+        (b"event: errors\ndata: x", False),
+        (b"data: error: x", False),
+        (b"data: x\n: error", False),
+    ],
+)
+def test_an_event_is_an_error_by_its_name_or_by_its_field(block: bytes, is_error: bool) -> None:
+    """Not by what is in it."""
+    [data] = fed([block + b"\n\n"])
+    assert isinstance(data, ErrorData) is is_error
 
 
 def test_an_event_without_an_end_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -487,6 +487,8 @@ def test_half_a_character_in_an_error_midway_is_no_fault(reading: Callable[[], R
         ([{"object": "error", "message": "flat", "code": 503}], "(503): flat"),
         ([{"message": "bare", "code": "overloaded_error", "type": "x"}], "(overloaded_error): bare"),
         ([{"message": "bare", "type": "overloaded_error"}], "(overloaded_error): bare"),
+        ([{"message": "bare", "code": 500}], "(500): bare"),
+        ([{"message": "queued", "code": 200}], "without a finish reason"),
         ([{"message": "queued", "type": "status"}], "without a finish reason"),
         ([{"message": {"id": "x"}, "code": "x"}], "without a finish reason"),
         (["not an object"], "what is not a completion"),

@@ -264,9 +264,11 @@ class ChatReading:
             self._reasoning.take(said.reasoning_content, said.reasoning_details, streamed=streamed)
 
     def _complains(self, data: bytes) -> bool:
-        """Whether this is an error that only its SSE event name marks as one, which is not read."""
+        """Whether this is an error that nothing but its fields marks as one."""
         match self._understood(parsed, data):
             case {"message": str(), "code": str(code)} if code:
+                return True
+            case {"message": str(), "code": int(code)} if code >= 400:
                 return True
             case {"message": str(), "type": str(kind)}:
                 return kind.endswith("error")

@@ -122,8 +122,10 @@ def _upstream(error: dict[str, Any]) -> str:
     return f" ({': '.join(found)})" if found else ""
 
 
-def complaint_of_body(body: bytes, *, status: int, content_type: str, request_id: str) -> Complaint:
-    """The complaint in the body of an error response, which may be JSON, text or HTML."""
+def complaint_of_body(
+    body: bytes, *, status: int | None = None, content_type: str = "", request_id: str = ""
+) -> Complaint:
+    """The complaint in an error response, or in an error event of a stream: JSON, text or HTML."""
     try:
         said = parsed(body)
     except ValueError:

@@ -1,17 +1,24 @@
 """Parses server-sent events from the bytes of a response. No I/O.
 
 The format: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation.
-Only `data` is used: model services repeat the event's name in their JSON.
+Only `data` is used: model services repeat the event's name in their JSON. Errors are an exception. Some
+services mark one only by the event's name, `error`, or by a field `error` in place of `data`; others send its
+JSON bare.
 """
 
 #: far above the size of real events; limits the memory for an event that never ends
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
+_ERROR_NAMES = frozenset({b"event: error", b"event:error"})
 
 
 class FrameTooLong(Exception):
     """An event that grows beyond `MAX_FRAME_BYTES`."""
+
+
+class ErrorData(bytes):
+    """The data of an event that its name or its field marks as an error."""
 
 
 class EventFrames:
@@ -40,6 +47,12 @@ class EventFrames:
             self._keep(rest)
         return [*filter(None, map(_payload, blocks))]
 
+    def rest(self) -> list[bytes]:
+        """The bare JSON that a stream ended in. An event that it ended in is incomplete, and is not given."""
+        block = b"".join(self._parts)
+        self._parts.clear()
+        return [block] if _is_bare(block) else []
+
     def _keep(self, data: bytes) -> None:
         if not data:
             return
@@ -57,9 +70,24 @@ class EventFrames:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
-def _payload(block: bytes) -> bytes | None:
-    """The data of an event; None if it has none (a comment, an additional empty line)."""
+def _payload(block: bytes) -> bytes:
+    """The data of an event; empty if it has none (a comment, an additional empty line)."""
     if block.startswith(b"data: ") and b"\n" not in block:
-        return block[6:] or None
-    lines = block.removeprefix(_BOM).split(b"\n")
-    return b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")) or None
+        return block[6:]
+    parts = []
+    failed = False
+    for line in block.removeprefix(_BOM).split(b"\n"):
+        if line.startswith(b"data:"):
+            parts.append(line[5:].removeprefix(b" "))
+        elif line.startswith(b"error:"):  # llama.cpp
+            parts.append(line[6:])
+            failed = True
+        elif line in _ERROR_NAMES:
+            failed = True
+    data = b"\n".join(parts) or (block if _is_bare(block) else b"")
+    return ErrorData(data) if failed else data
+
+
+def _is_bare(block: bytes) -> bool:
+    """Whether this is JSON without a field."""
+    return block.lstrip().startswith((b"{", b"["))

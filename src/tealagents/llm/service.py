@@ -7,7 +7,7 @@ no I/O). Deadlines, retries and failures are the same for all, and are handled h
 import asyncio
 import importlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
@@ -18,7 +18,18 @@ from tealagents.domain.errors import ModelFailed, ModelTimeout, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.llm.adjustments import MAX_CALLS, NO_ADJUSTMENTS, Adjustments
 from tealagents.llm.deadlines import Deadlines
-from tealagents.llm.failures import MAX_PAGE, AttemptFailed, Complaint, is_html, page, quoted, too_much
+from tealagents.llm.failures import (
+    MAX_PAGE,
+    AttemptFailed,
+    Complaint,
+    complaint_of_body,
+    failed_midway,
+    is_html,
+    page,
+    quoted,
+    too_much,
+)
+from tealagents.llm.frames import ErrorData
 from tealagents.llm.options import OpenAIOptions, is_private_connection
 from tealagents.llm.retries import Retries
 from tealagents.outbound.addresses import proxy_for
@@ -207,7 +218,7 @@ class ModelService:
                         del frames[frames.index(_END) :]
                     deltas: list[TextDelta] = []
                     try:
-                        _take(frames, reading, deltas)
+                        _take(frames, reading, deltas, self._secrets)
                     finally:  # deltas before an unreadable event are part of the answer, too
                         if deltas:
                             yield deltas
@@ -288,8 +299,10 @@ def _check_length(characters: int) -> None:
         raise too_much(f"it is longer than {MAX_TEXT:,} characters")
 
 
-def _take(frames: list[bytes], reading: Reading, deltas: list[TextDelta]) -> None:
+def _take(frames: list[bytes], reading: Reading, deltas: list[TextDelta], secrets: Collection[str]) -> None:
     """Adds the deltas in the events to `deltas`, and clears the list of events."""
     for data in frames:
+        if type(data) is ErrorData:
+            raise failed_midway(complaint_of_body(data), secrets)
         deltas += reading.take(data)
     frames.clear()

@@ -248,7 +248,7 @@ class ModelResponse:
                     raise too_much(f"its stream is longer than {MAX_STREAM_BYTES:,} bytes")
                 if frames := self._frames.feed(data):
                     return frames
-            return []
+            return self._frames.rest()
         except FrameTooLong:
             raise AttemptFailed(ModelFailed("The model service sent an event that has no end.")) from None
         except (aiohttp.ClientError, OSError) as failure:
