@@ -117,6 +117,50 @@ async def test_a_stream_whose_task_is_deleted_meanwhile_has_no_gap(status: str) 
     assert deleted_after > 3
 
 
+@pytest.mark.parametrize("deleted_after", [1, 2, 3, 4])
+async def test_a_stream_that_runs_elsewhere_has_no_gap_where_its_task_is_deleted_at_its_end(
+    deleted_after: int,
+) -> None:
+    """The request ends after the follower's first read of an event's news; the deletion comes with a later one."""
+    news, end = asyncio.Event(), asyncio.Event()
+
+    async def answer(_: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        yield TextDelta("one")
+        await news.wait()
+        yield TextDelta("two")
+        await end.wait()
+        yield TextDelta("three")
+        yield ModelDone(finish_reason="stop", tool_calls=(), model="scripted")
+
+    store = Shared()
+    watched = Watched(store)
+    async with process(store, Scripted(answer)) as here, process(watched) as there:
+        request = (await here.send(streamed=True)).request
+        seen: list[int] = []
+
+        async def follow() -> None:
+            async for events in there.service.follow(there.partition(), request.request_id, 0):
+                seen.extend(each.id for each in events)
+
+        async def meanwhile(point: int) -> None:
+            if point == 1:
+                end.set()
+                while (await here.request(request.request_id)).status == "Running":
+                    await asyncio.sleep(0.01)
+            if point == deleted_after:
+                watched.there = nothing
+                await here.eraser.delete_task(here.partition(), request.task_id)
+
+        following = asyncio.create_task(follow())
+        await eventually(lambda: seen == [1, 2])
+        watched.points, watched.there = 0, meanwhile
+        news.set()
+        with suppress(NotFound):
+            async with asyncio.timeout(30):
+                await following
+    assert seen == [*range(1, len(seen) + 1)]
+
+
 async def test_a_request_that_the_store_has_lost_was_interrupted_and_its_task_is_not_called_gone() -> None:
     """A crash of the store undoes its first commit: its sender and its followers in any process hear so."""
     store, gate = Shared(), asyncio.Event()

@@ -207,6 +207,8 @@ class Tail(EventBuffer):
                     await self._read_log()  # once more: the last events may have been written with the end
                     if _last(found.value, self.last_id) is None:
                         continue  # the pause was decided meanwhile: later events are in the buffer already
+                    if self.last_id + 1 < last.id:  # by design, or as the task was deleted: `NotFound`
+                        await self._tasks.request(self._partition, self._request_id)
                 self.extend((last,))
                 self.close()
             return False

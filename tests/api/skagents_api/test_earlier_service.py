@@ -10,9 +10,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from tealagents.api.skagents.turns import CallDone, CallEvents, Turns
 from tealagents.cli.findings import Findings, examine
 from tealagents.config import load
 from tealagents.config.skagents import EarlierConfig
-from tealagents.engine.admission import FREE, LARGEST_PER_PROCESS, LARGEST_PER_USER
+from tealagents.engine.admission import FREE, LARGEST_PER_PROCESS, LARGEST_PER_USER, LargeBodies
 from tealagents.llm.offline import OfflineModel
 from tealagents.skagents import application
 from tealagents.telemetry.requests import LoggedRequests
@@ -698,6 +698,30 @@ def test_client_of_the_websocket_that_leaves(tmp_path: Path) -> None:
             socket.send(json.dumps(HELLO))
             until(lambda: model.requests)
         until(lambda: [each["outcome"] for each in model.requests] == ["left"])
+
+
+def test_a_client_of_the_websocket_that_leaves_while_its_large_message_waits_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waits no longer."""
+    happened: list[str] = []
+
+    @asynccontextmanager
+    async def never(_: LargeBodies, user: str) -> AsyncIterator[None]:
+        happened.append("waits")
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            happened.append("has left")
+
+    monkeypatch.setattr(LargeBodies, "turn", never)
+    with served(write(tmp_path, CHAT)) as (service, _):
+        with connect(service.url.replace("http", "ws") + "/stream") as socket:
+            socket.send(json.dumps({"chat_history": [{"role": "user", "content": 5}] * 1000}))
+            until(lambda: happened == ["waits"])
+        until(lambda: happened == ["waits", "has left"])
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 def test_a_message_of_the_websocket_may_be_as_large_as_a_body(nursery: Nursery, tmp_path: Path) -> None:

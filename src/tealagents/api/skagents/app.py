@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, aclosing
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, aclosing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -202,7 +202,8 @@ class StatelessApp:
             code = (
                 _CLOSE_TRY_AGAIN if isinstance(error, Overloaded | Draining | Interrupted) else _CLOSE_FAILED
             )
-            await socket.close(code, error.detail.encode()[:_CLOSE_REASON_BYTES].decode(errors="ignore"))
+            with suppress(WebSocketDisconnect):
+                await socket.close(code, error.detail.encode()[:_CLOSE_REASON_BYTES].decode(errors="ignore"))
         except WebSocketDisconnect:
             pass
         except Exception:
@@ -243,10 +244,11 @@ class StatelessApp:
         body = message.get("bytes") or (message.get("text") or "").encode()
         if len(body) > self._front.settings.max_body_bytes:
             raise TooLarge(f"The message is larger than {self._front.settings.max_body_bytes} bytes.")
-        given = await bodies.in_turn(body, caller.user.key, self._front.turns.admission, self._input)
-        await _unless_disconnected(self._stream_text(socket, caller, given), socket.receive)
+        await _unless_disconnected(self._stream_text(socket, caller, body), socket.receive)
 
-    async def _stream_text(self, socket: WebSocket, caller: Caller, given: inputs.Input) -> None:
+    async def _stream_text(self, socket: WebSocket, caller: Caller, body: bytes) -> None:
+        admission = self._front.turns.admission
+        given = self._input(await bodies.in_turn(body, caller.user.key, admission, bodies.parse))
         # without a size: `IncomingBody` counts the bytes until the socket closes
         with self._admitted(caller):
             async with aclosing(self._events(caller, given, socket, streamed=True)) as events:
@@ -273,14 +275,14 @@ class StatelessApp:
             bodies.require_json(request)
         most, admission = self._front.settings.max_body_bytes, self._front.turns.admission
 
-        def read(body: bytes) -> tuple[inputs.Input, int]:
-            return self._input(body), len(body)
+        def parse(body: bytes) -> tuple[Any, int]:
+            return bodies.parse(body), len(body)
 
-        given, size = await bodies.read(request, most, caller.user.key, admission, read)
-        return caller, given, size
+        value, size = await bodies.read(request, most, caller.user.key, admission, parse)
+        return caller, self._input(value), size
 
-    def _input(self, body: bytes) -> inputs.Input:
-        return inputs.read(self._front.input_type, bodies.parse(body), self._front.settings.max_items)
+    def _input(self, body: Any) -> inputs.Input:
+        return inputs.read(self._front.input_type, body, self._front.settings.max_items)
 
     async def _identify(self, connection: HTTPConnection) -> Caller:
         check_origin(connection, self._front.identity, self._origins)
