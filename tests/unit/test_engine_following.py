@@ -121,7 +121,7 @@ async def test_a_stream_whose_task_is_deleted_meanwhile_has_no_gap(status: str) 
 async def test_a_stream_that_runs_elsewhere_has_no_gap_where_its_task_is_deleted_at_its_end(
     deleted_after: int,
 ) -> None:
-    """The request ends after the follower's first read of an event's news; the deletion comes with a later one."""
+    """It ends after the first read with which the follower looks for news; the deletion comes later."""
     news, end = asyncio.Event(), asyncio.Event()
 
     async def answer(_: ModelCall) -> AsyncGenerator[ModelEvent, None]:
