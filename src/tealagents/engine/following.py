@@ -82,7 +82,7 @@ class Followers:
                     yield batch
                     after = batch[-1].id
                 if (last := _last(record, after)) is not None:
-                    if after + 1 < last.id:  # by design, or as the task was deleted: `NotFound`
+                    if after + 1 < last.id:  # a gap by design, or the task was deleted
                         await self._tasks.request(partition, request_id)
                     yield [last]
                     return
@@ -207,8 +207,8 @@ class Tail(EventBuffer):
                     await self._read_log()  # once more: the last events may have been written with the end
                     if _last(found.value, self.last_id) is None:
                         continue  # the pause was decided meanwhile: later events are in the buffer already
-                    if self.last_id + 1 < last.id:  # by design, or as the task was deleted: `NotFound`
-                        await self._tasks.request(self._partition, self._request_id)
+                    if self.last_id + 1 < last.id:  # a gap by design, or the task was deleted
+                        await self._end_if_due()
                 self.extend((last,))
                 self.close()
             return False

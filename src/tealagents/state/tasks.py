@@ -126,7 +126,7 @@ class Tasks:
         if found is None or found.value.erased or is_expired(found.value, self.records.clock.now()):
             raise no_task(task_id)
         if deleting is not None and found.value.session_id in deleting.value.sessions:
-            raise Vanishing(str(no_task(task_id)), task_id=task_id)
+            raise Vanishing(no_task(task_id).detail, task_id=task_id)
         check_not_emptied(found.value)
         return found
 
