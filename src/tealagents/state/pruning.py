@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from datetime import UTC, datetime
 from functools import partial
+from typing import Literal
 
 from msgspec import Struct
 
@@ -11,8 +12,8 @@ from tealagents.domain.models import PENDING_CONSENTS, Head, Session, User, Work
 from tealagents.state import keys
 from tealagents.state.codec import parse, unseal
 from tealagents.state.erasing import Eraser
-from tealagents.state.inventory import Found, Inventory, Progress, is_alive
-from tealagents.state.records import ERASED_AT_ONCE, Stored
+from tealagents.state.inventory import Inventory, Progress, is_alive
+from tealagents.state.records import ERASED_AT_ONCE
 from tealagents.state.removal import PendingDeletion
 from tealagents.state.session_deletion import PendingSessionDeletion
 from tealagents.state.tasks import is_expired
@@ -21,9 +22,8 @@ from tealagents.state.tasks import is_expired
 class Due(Struct, frozen=True):
     """Something to prune: a task, or a session without tasks."""
 
-    partition: str
-    what: str
-    identifier: str
+    what: Literal["task", "session"]
+    #: False if it is not erased after all
     erase: Callable[[], Awaitable[bool]]
 
 
@@ -60,7 +60,8 @@ class Pruning:
                         self.spared += 1
                     else:
                         going.add(found.task_id)
-                        yield self._task(found, found.head)
+                        erase = partial(self._eraser.remove, found.partition, found.head)
+                        yield self._due(found.partition, "task", erase)
             async for empty in self._empty_sessions(owner, going):
                 yield empty
         # only to find the damaged ones: no deletion is resumed by them
@@ -77,18 +78,20 @@ class Pruning:
         if text not in self.damaged:
             self.damaged.append(text)
 
-    def _task(self, found: Found, head: Stored[Head]) -> Due:
-        partition = found.partition
-        erase = partial(self._unless_damaged, partition, partial(self._eraser.remove, partition, head))
-        return Due(partition, "task", found.task_id, erase)
+    def _due(
+        self, partition: str, what: Literal["task", "session"], erase: Callable[[], Awaitable[bool]]
+    ) -> Due:
+        async def erased() -> bool:
+            """False if the session was deleted meanwhile, or if damage prevents it, which is noted."""
+            try:
+                return await erase()
+            except NotFound:
+                return False
+            except CorruptState as error:
+                self._note(partition, error)
+                return False
 
-    async def _unless_damaged(self, partition: str, erase: Callable[[], Awaitable[bool]]) -> bool:
-        """Erases one item; False, and the damage is noted, if a damaged record prevents that."""
-        try:
-            return await erase()
-        except CorruptState as error:
-            self._note(partition, error)
-            return False
+        return Due(what, erased)
 
     def _is_old(self, head: Head, now: datetime) -> bool:
         old = self._before is not None and head.updated_at < self._before
@@ -122,9 +125,8 @@ class Pruning:
         partition = self._records.partition(owner)
         async for session in self._inventory.values(partition, keys.session(""), Session):
             if session.created_at < self._before and not await self._holds(partition, session, going):
-                end = partial(self._end_session, partition, session.session_id)
-                erase = partial(self._unless_damaged, partition, end)
-                yield Due(partition, "session", session.session_id, erase)
+                erase = partial(self._eraser.delete_empty_session, partition, session.session_id)
+                yield self._due(partition, "session", erase)
 
     async def _holds(self, partition: str, session: Session, going: Collection[str]) -> bool:
         """Whether the session has a task that is not due."""
@@ -132,12 +134,6 @@ class Pruning:
             if keys.last_segment(key) not in going:
                 return True
         return False
-
-    async def _end_session(self, partition: str, session_id: str) -> bool:
-        try:
-            return await self._eraser.delete_empty_session(partition, session_id)
-        except NotFound:  # it was deleted meanwhile
-            return False
 
 
 class UserErasure:
