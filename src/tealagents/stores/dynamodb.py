@@ -299,21 +299,17 @@ class DynamoStore(BaseStore):
         actions = []
         now = int(self._service.clock.now() * 1000)
         for key in {**commit.expect, **commit.put, **dict.fromkeys(commit.delete)}:
-            condition = _Condition(now)
-            if key in commit.expect:
-                condition.expect(commit.expect[key])
-            if key in commit.put or key in commit.delete:
-                condition.chunks(in_chunks.get(key))
-            name = {"p": {"S": partition}, "k": {"S": key}}
+            name, old = {"p": {"S": partition}, "k": {"S": key}}, in_chunks.get(key)
+            condition = _condition(commit, key, old, now)
             if key in commit.put:
                 item, *chunks = _items_of(name, commit.operation, *commit.put[key], now)
-                actions.append(_Action(key, "Put", {"Item": item, **condition.request}))
+                actions.append(_Action(key, "Put", {"Item": item, **condition}))
                 actions += [_Action("", "Put", {"Item": chunk}) for chunk in chunks]
             elif key in commit.delete:
-                actions.append(_Action(key, "Delete", {"Key": name, **condition.request}))
+                actions.append(_Action(key, "Delete", {"Key": name, **condition}))
             else:
-                actions.append(_Action(key, "ConditionCheck", {"Key": name, **condition.request}))
-            if (old := in_chunks.get(key)) and old.version != commit.operation:
+                actions.append(_Action(key, "ConditionCheck", {"Key": name, **condition}))
+            if old is not None and old.version != commit.operation:
                 names = ({"p": {"S": partition + "#"}, "k": {"S": k}} for k in _chunk_names(key, *old))
                 actions += [_Action("", "Delete", {"Key": chunk}) for chunk in names]
         return actions
@@ -387,34 +383,28 @@ class _Action(NamedTuple):
         return {"TableName": table, **self.request}
 
 
-class _Condition:
-    """The condition on a record under which a commit may touch it."""
+def _condition(commit: Commit, key: str, known: _Chunked | None, now: int) -> Mapping[str, Any]:
+    """The condition on a record under which a commit may touch it.
 
-    def __init__(self, now: int) -> None:
-        self._now = now
-        self._parts: list[str] = []
-        self._values: dict[str, Any] = {}
-
-    def expect(self, version: str | None) -> None:
-        self._values[":now"] = {"N": str(self._now)}
-        if version is None:
-            self._parts.append("(attribute_not_exists(v) OR e <= :now)")
+    One that is replaced or deleted must have no chunks, or exactly the `known` ones, which are deleted, too.
+    """
+    parts: list[str] = []
+    values: dict[str, Any] = {}
+    if key in commit.expect:
+        values[":now"] = {"N": str(now)}
+        if (version := commit.expect[key]) is None:
+            parts.append("(attribute_not_exists(v) OR e <= :now)")
         else:
-            self._parts.append("v = :v AND (attribute_not_exists(e) OR e > :now)")
-            self._values[":v"] = {"S": version}
-
-    def chunks(self, known: _Chunked | None) -> None:
-        """Requires that the record has no chunks, or exactly the known ones, which are deleted with it."""
+            parts.append("v = :v AND (attribute_not_exists(e) OR e > :now)")
+            values[":v"] = {"S": version}
+    if key in commit.put or key in commit.delete:
         if known is None:
-            self._parts.append("attribute_not_exists(n)")
+            parts.append("attribute_not_exists(n)")
         else:
-            self._parts.append("v = :known")
-            self._values[":known"] = {"S": known.version}
-
-    @property
-    def request(self) -> Mapping[str, Any]:
-        values = {"ExpressionAttributeValues": self._values} if self._values else {}
-        return {"ConditionExpression": " AND ".join(self._parts), **values}
+            parts.append("v = :known")
+            values[":known"] = {"S": known.version}
+    condition = {"ConditionExpression": " AND ".join(parts)}
+    return {**condition, "ExpressionAttributeValues": values} if values else condition
 
 
 def _items_of(name: Item, version: str, value: bytes, ttl: float | None, now: int) -> list[Item]:
