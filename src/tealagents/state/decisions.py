@@ -186,8 +186,7 @@ async def resume(
         if pending.expires_at.timestamp() <= await tasks.records.store.now():  # this process's may be behind
             await tasks.end(partition, found, pending.request_id, EXPIRED, SERVICE)
             return None
-        (now_stored,) = await tasks.records.store.read(partition, [key])
-        if now_stored is None or now_stored.version != approval.version:
+        if await tasks.records.version(partition, key) != approval.version:
             return None
         record = await tasks.records.request(partition, decided.task_id, decided.request_id)
         now = tasks.records.clock.now()

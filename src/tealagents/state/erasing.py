@@ -140,14 +140,14 @@ class Eraser:
         if head is None or not head.value.erased or deletion_key(head.value, making=head.value.making) != key:
             return await self._drop(erasing, key, note.begun_at, before, gone=head is None)
         guard = keys.importing(note.task_id)
-        (guarded,) = await self._records.store.read(partition, [guard])
+        guarded = await self._records.version(partition, guard)
         with suppress(Conflict):  # the task was finished after all, or imported again
             if head.value.making:
                 await give_up(self._records, self.tasks.directory, partition, head)
             else:
                 await self.erase(partition, head)
             if guarded is not None:
-                await self._records.delete(partition, [guard], expect={guard: guarded.version})
+                await self._records.delete(partition, [guard], expect={guard: guarded})
         return True
 
     async def _resume_session(

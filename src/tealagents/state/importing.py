@@ -200,9 +200,7 @@ class Import:
         return left is not None and left.value.task_id != task_id
 
     async def _is_there(self, key: str) -> bool:
-        """Whether a record exists under the key."""
-        (record,) = await self._records.store.read(self._partition, [key])
-        return record is not None
+        return await self._records.version(self._partition, key) is not None
 
     def _made_elsewhere(self) -> list[tuple[Kind, str]]:
         """The ids that were not made here for the caller, and so have to be claimed."""

@@ -187,8 +187,7 @@ class Directory:
         return None
 
     async def _has(self, user: User, key: str) -> bool:
-        (record,) = await self._records.store.read(self._records.partition(user), [key])
-        return record is not None
+        return await self._records.version(self._records.partition(user), key) is not None
 
     async def locate(
         self, caller: Caller, kind: "Kind", identifier: str, *, reading: bool = False, deciding: bool = False
@@ -199,10 +198,8 @@ class Directory:
         of other users in the tenant; with `deciding`, an approver may. Raises `NotOwner` for another user's
         record and `NotFound` if there is none.
         """
-        own = self._records.partition(caller.user)
-        (record,) = await self._records.store.read(own, [kind(identifier)])
-        if record is not None:
-            return own
+        if await self._has(caller.user, kind(identifier)):
+            return self._records.partition(caller.user)
         return await self.foreign(caller, kind, identifier, reading=reading, deciding=deciding)
 
     async def foreign(

@@ -101,6 +101,11 @@ class RecordStore:
         (record,) = await self.store.read(partition, [key])
         return await self.whole(partition, key, record, kind)
 
+    async def version(self, partition: str, key: str) -> str | None:
+        """The version of a record, whatever it holds; None if there is none."""
+        (record,) = await self.store.read(partition, [key])
+        return record.version if record is not None else None
+
     async def whole(self, partition: str, key: str, record: Record | None, kind: type[T]) -> Stored[T] | None:
         """Like `open`, for records that may be stored out of line: requests and approvals."""
         if record is None:
@@ -322,8 +327,7 @@ class RecordStore:
                 pause = min(pause * 2, 1.0)
 
     async def _applied(self, partition: str, commit: Commit, marker: str) -> bool:
-        (record,) = await self.store.read(partition, [marker])
-        return record is not None and record.version == commit.operation
+        return await self.version(partition, marker) == commit.operation
 
     # --- the log ---------------------------------------------------------------------------------
 

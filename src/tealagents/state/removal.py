@@ -139,8 +139,7 @@ class Removal:
 
     async def _finished(self) -> bool:
         ((key, version),) = self._tombstone.items()
-        (record,) = await self._records.store.read(self._partition, [key])
-        return record is None or record.version != version
+        return await self._records.version(self._partition, key) != version
 
     async def _forget(self) -> None:
         try:

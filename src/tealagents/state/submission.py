@@ -309,9 +309,9 @@ class _Attempt:
     async def _refuse_session(self, head: Head, session_id: str) -> None:
         """Raises `NotOwner` if the session is another user's, and `SessionMismatch` otherwise."""
         tasks = self._tasks
-        (own,) = await tasks.records.store.read(self._partition, [keys.session(session_id)])
-        if own is None:
-            owner = await tasks.directory.owner_of(session_id, keys.session(session_id))
+        key = keys.session(session_id)
+        if await tasks.records.version(self._partition, key) is None:
+            owner = await tasks.directory.owner_of(session_id, key)
             if owner is not None and owner != self._caller.user:
                 raise NotOwner(
                     f"The session {session_id} belongs to another user.",

@@ -170,8 +170,8 @@ class TaskWriter:
         """The commit in doubt that was applied after all; None if none was, so far."""
         if not self._doubts:
             return None
-        (record,) = await self._tasks.records.store.read(self.partition, [self._doubts[0].log_key])
-        applied = next((each for each in self._doubts if record and record.version == each.operation), None)
+        version = await self._tasks.records.version(self.partition, self._doubts[0].log_key)
+        applied = next((each for each in self._doubts if each.operation == version), None)
         if applied is not None:
             self._written(applied.drafts)
             if applied.concludes:
