@@ -311,7 +311,7 @@ class Run:
                 )
             )
         elif stop.ending is None:
-            raise Fenced(None)
+            raise Fenced
         else:
             ending = stop.ending
             failure = Failure(ending.code, ending.detail)

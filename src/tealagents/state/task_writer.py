@@ -30,7 +30,7 @@ class Fenced(StoreError):
     `request` is the request's record as read then; None if it was not read.
     """
 
-    def __init__(self, request: RequestRecord | None) -> None:
+    def __init__(self, request: RequestRecord | None = None) -> None:
         super().__init__("the request was ended from outside")
         self.request = request
 
@@ -38,15 +38,9 @@ class Fenced(StoreError):
 class Erased(Fenced):
     """The task was deleted, and the request with it."""
 
-    def __init__(self) -> None:
-        super().__init__(None)
-
 
 class SetBack(Fenced):
     """The store has lost the request, not its task: a crash or a failover undid the commit that began it."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
 
 
 #: makes the last transition from the current head and request, and the entries to append
@@ -110,7 +104,7 @@ class TaskWriter:
         """
         while True:
             if not self._tasks.lease.held:
-                raise Fenced(None)
+                raise Fenced
             if await self._doubt_concluded():
                 return
             known = {id(item) for item in self._logged}
