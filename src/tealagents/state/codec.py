@@ -36,12 +36,12 @@ def _digest(partition: str, key: str, value: bytes) -> bytes:
 def seal(partition: str, key: str, record: object) -> bytes:
     """A record's bytes, as they are stored under `key`."""
     value = encode_json(record)
-    return b"".join((_HEAD, _digest(partition, key, value), _MIDDLE, value, b"}"))
+    return joined(_digest(partition, key, value), value)
 
 
-def joined(digest: str, value: bytes) -> bytes:
+def joined(digest: bytes, value: bytes) -> bytes:
     """The stored form of a checksum and its JSON, which may not match: see `checked`."""
-    return b"".join((_HEAD, digest.encode(), _MIDDLE, value, b"}"))
+    return b"".join((_HEAD, digest, _MIDDLE, value, b"}"))
 
 
 def unseal(partition: str, key: str, stored: bytes, kind: type[T]) -> T:

@@ -508,6 +508,6 @@ def _parsed(line: bytes) -> Row:
             return Row(parsed.partition, parsed.key, base64.b64decode(parsed.damaged, validate=True))
         except binascii.Error as error:
             raise ValueError(f"`damaged` is not base64 ({error})") from None
-    stored = codec.joined(parsed.sha256, bytes(parsed.value))
+    stored = codec.joined(parsed.sha256.encode(), bytes(parsed.value))
     codec.checked(parsed.partition, parsed.key, stored)
     return Row(parsed.partition, parsed.key, stored)
