@@ -14,7 +14,6 @@ from tealagents.domain.errors import AlreadyExists, CheckpointMoved, InvalidRequ
 from tealagents.domain.models import Approval, Caller, Head, Item, RequestRecord
 from tealagents.state import keys
 from tealagents.state.new_message import Key, NewMessage
-from tealagents.state.tasks import is_expired
 
 
 async def sent_to(
@@ -197,7 +196,7 @@ async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
     with suppress(NotFound):
         return replace(found, head=(await tasks.head(partition, task_id)).value)
     gone = await tasks.records.get(partition, keys.task(task_id), Head)
-    if gone is not None and is_expired(gone.value, tasks.records.clock.now()):
+    if gone is not None and gone.value.is_expired(tasks.records.clock.now()):
         raise _expired(task_id)
     with suppress(NotFound):
         if shared:  # another user can have the same

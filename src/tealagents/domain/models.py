@@ -392,6 +392,10 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether the task is still being created: if that is not finished in time, it is erased."""
         return self.erased and self.tail_seq == 0
 
+    def is_expired(self, now: datetime) -> bool:
+        """Whether the task is past its `expires_at`, so that readers do not find it."""
+        return self.expires_at is not None and self.expires_at <= now
+
     @property
     def ids(self) -> dict[str, str]:
         """The ids of the task and its session, by name."""

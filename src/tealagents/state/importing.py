@@ -41,7 +41,7 @@ from tealagents.state.owner_directory import Kind
 from tealagents.state.records import Stored
 from tealagents.state.removal import MAKING_SECONDS, give_up
 from tealagents.state.task_document import ExportedTask, check_size, read
-from tealagents.state.tasks import Tasks, is_expired
+from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Import:
         await self._tasks.directory.introduce(self._caller.user)
         await self._check_new()
         # no one could read an expired task, but its id would be taken
-        if is_expired(task, self._records.clock.now()):
+        if task.is_expired(self._records.clock.now()):
             raise InvalidRequest("task.expires_at", "has passed: remove it, or set a later time")
         await self._take_guard()
         try:
@@ -175,7 +175,7 @@ class Import:
                 found = await self._records.get(self._partition, keys.task(task_id), Head)
                 if found is not None and found.value.erased:
                     advice = "It is being erased: import it again in a minute."
-                elif found is not None and is_expired(found.value, self._records.clock.now()):
+                elif found is not None and found.value.is_expired(self._records.clock.now()):
                     advice = (
                         "It has expired: its id is free once the operator has run `tealagents state prune`."
                     )

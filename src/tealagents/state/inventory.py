@@ -19,7 +19,6 @@ from tealagents.state import keys
 from tealagents.state.codec import unseal
 from tealagents.state.owner_directory import Owners
 from tealagents.state.records import RecordStore, Stored
-from tealagents.state.tasks import is_expired
 
 T = TypeVar("T")
 
@@ -194,7 +193,7 @@ class Inventory:
                 found.tasks[head.status] += 1
                 found.queued += len(head.queue)
                 found.entries += head.tail_seq
-                found.expired += is_expired(head, self._records.clock.now())
+                found.expired += head.is_expired(self._records.clock.now())
         async for _ in self._records.every(keys.erasing(self._records.agent), ""):
             found.deletions += 1
         found.workers_alive = await self._workers_alive()

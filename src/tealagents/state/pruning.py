@@ -16,7 +16,6 @@ from tealagents.state.inventory import Inventory, Progress, is_alive
 from tealagents.state.records import ERASED_AT_ONCE
 from tealagents.state.removal import PendingDeletion
 from tealagents.state.session_deletion import PendingSessionDeletion
-from tealagents.state.tasks import is_expired
 
 
 class Due(Struct, frozen=True):
@@ -95,14 +94,14 @@ class Pruning:
 
     def _is_old(self, head: Head, now: datetime) -> bool:
         old = self._before is not None and head.updated_at < self._before
-        return old or is_expired(head, now)
+        return old or head.is_expired(now)
 
     async def _in_use(self, head: Head, now: datetime) -> bool:
         """Whether a process works on the task, or its pause can still be decided."""
         if head.running is not None and await self._lives(head.running.worker_id):
             return True
         # in an expired task, no queued request can start, and no one can decide a pause
-        if is_expired(head, now):
+        if head.is_expired(now):
             return False
         for waiting in head.queue:
             if await self._lives(waiting.worker_id):

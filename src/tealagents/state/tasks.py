@@ -123,7 +123,7 @@ class Tasks:
 
         `Vanishing` where the session's deletion may still be refused. `CorruptState` if its log was emptied.
         """
-        if found is None or found.value.erased or is_expired(found.value, self.records.clock.now()):
+        if found is None or found.value.erased or found.value.is_expired(self.records.clock.now()):
             raise no_task(task_id)
         if deleting is not None and found.value.session_id in deleting.value.sessions:
             raise Vanishing(no_task(task_id).detail, task_id=task_id)
@@ -374,8 +374,3 @@ def occupied(head: Head, by: Running | Pending) -> TealError:
         return TaskBusy(request_id=by.request_id, **head.ids)
     where = {"request_id": by.request_id, "approval_id": by.approval_id}
     return ApprovalPending().with_ids(**where, **head.ids)
-
-
-def is_expired(head: Head, now: datetime) -> bool:
-    """Whether a task is past its `expires_at`, so that readers do not find it."""
-    return head.expires_at is not None and head.expires_at <= now
