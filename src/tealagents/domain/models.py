@@ -416,6 +416,11 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether this is the request that runs or waits for a human."""
         return self.occupant is not None and self.occupant.request_id == request_id
 
+    def is_run_by(self, worker_id: str, request_id: str) -> bool:
+        """Whether this worker runs this request."""
+        running = self.running
+        return running is not None and (running.worker_id, running.request_id) == (worker_id, request_id)
+
     def names(self, request_id: str) -> bool:
         """Whether the request runs, is paused or waits in the queue."""
         return self.is_occupied_by(request_id) or any(each.request_id == request_id for each in self.queue)

@@ -71,14 +71,10 @@ async def _begun_before(
     tasks: Tasks, waiting: QueuedRequest, found: Stored[Head]
 ) -> TaskWriter | RequestRecord:
     """A request that has left the queue: it has ended, or was begun here by a commit whose reply was lost."""
-    partition, running = waiting.partition, found.value.running
-    request = await tasks.request(partition, waiting.request.request_id)
-    if (
-        running is None
-        or running.request_id != request.value.request_id
-        or running.worker_id != tasks.lease.worker_id
-        or request.value.status != "Running"
-    ):
+    partition, request_id = waiting.partition, waiting.request.request_id
+    request = await tasks.request(partition, request_id)
+    runs_here = found.value.is_run_by(tasks.lease.worker_id, request_id)
+    if not runs_here or request.value.status != "Running":
         return request.value
     message = await waiting_message(tasks, partition, waiting.request)
     if message is None:  # its chunks are damaged: only this process erases them, and it has not

@@ -197,12 +197,6 @@ class TaskWriter:
             raise Erased
         check_not_emptied(found.value)
         await self._read_request()
-        running = found.value.running
-        mine = (
-            running is not None
-            and running.request_id == self.request.request_id
-            and running.worker_id == self._tasks.lease.worker_id
-        )
-        if not mine:
+        if not found.value.is_run_by(self._tasks.lease.worker_id, self.request.request_id):
             raise Fenced(self.request)
         self.head, self._head_version = found.value, found.version

@@ -331,21 +331,20 @@ class Tasks:
             head = stored.value
             if not head.names(request_id):
                 continue
-            worker = head.running.worker_id if head.is_occupied_by(request_id) and head.running else None
-            here = worker == self.lease.worker_id
+            here = head.is_run_by(self.lease.worker_id, request_id)
             superseded, pauses = ending is SUPERSEDED, len(request.approvals)
             if (head.pending and superseded) or (leave_own and here and self.begun.carries_on(request_id)):
                 return False
-            elsewhere = None if here else worker
+            elsewhere = head.running if head.is_occupied_by(request_id) and not here else None
             signal = Signal(request_id=request_id, actor=actor, superseded=superseded, pauses=pauses)
             if elsewhere is not None and not asked:
                 asked = True  # the end that its process writes has all the text that followers were shown
-                await self.peers.signal(elsewhere, signal)
+                await self.peers.signal(elsewhere.worker_id, signal)
                 await self._ends(partition, request_id, ASKED_SECONDS)
                 continue
             if await self.end(partition, stored, request_id, ending, actor):
                 if elsewhere is not None:
-                    await self.peers.signal(elsewhere, signal)
+                    await self.peers.signal(elsewhere.worker_id, signal)
                 return True
 
     async def _ends(self, partition: str, request_id: str, seconds: float) -> None:
