@@ -137,10 +137,7 @@ class Tasks:
 
         `NotFound` if it, or its task, is gone.
         """
-        key = keys.request(request_id)
-        found = await self.records.get(partition, key, RequestRecord)
-        if found is None:
-            raise NotFound(f"There is no request {request_id}. Check the id.", request_id=request_id)
+        found = await self._read_request(partition, request_id)
         try:
             before = await self.here(partition, found.value.task_id)
             if found.value.status in ENDED:
@@ -148,16 +145,23 @@ class Tasks:
             head = await self.end_due(partition, before, reading=reading)
         except NotFound as error:
             raise error.with_ids(request_id=request_id) from None
-        if head.version != before.version or not head.value.names(request_id):
-            found = await self.records.get(partition, key, RequestRecord)
-            if found is None:
-                raise NotFound(f"There is no request {request_id}. Check the id.", request_id=request_id)
-            if found.value.status not in ENDED and not head.value.names(request_id):
-                raise CorruptState(
-                    key,
-                    f"says {found.value.status}, of which its task knows nothing",
-                    task_id=head.value.task_id,
-                )
+        named = head.value.names(request_id)
+        if named and head.version == before.version:
+            return found
+        found = await self._read_request(partition, request_id)
+        if named or found.value.status in ENDED:
+            return found
+        raise CorruptState(
+            keys.request(request_id),
+            f"says {found.value.status}, of which its task knows nothing",
+            task_id=head.value.task_id,
+        )
+
+    async def _read_request(self, partition: str, request_id: str) -> Stored[RequestRecord]:
+        """A request as it was written. `NotFound` if it is gone."""
+        found = await self.records.get(partition, keys.request(request_id), RequestRecord)
+        if found is None:
+            raise NotFound(f"There is no request {request_id}. Check the id.", request_id=request_id)
         return found
 
     async def request_of(self, partition: str, task_id: str, request_id: str | None) -> RequestRecord | None:
