@@ -269,15 +269,14 @@ class _Attempt:
         if head.pending is not None:
             await self._end_pause(stored)
             raise Conflict(keys.task(task_id))
-        if head.running is not None or head.queue:
-            if tasks.rules.concurrency == "enqueue":
-                self._check_room(head)
-                return self._queued(head, now)
-            if head.running is not None and tasks.rules.concurrency in ("interrupt", "rollback"):
-                return GivesWay(partition, head.running.request_id)
-            if head.running is not None:
-                raise occupied(head, head.running)
-        return self._received(head, now)
+        if tasks.rules.concurrency == "enqueue" and not head.idle:
+            self._check_room(head)
+            return self._queued(head, now)
+        if head.running is None:
+            return self._received(head, now)
+        if tasks.rules.concurrency in ("interrupt", "rollback"):
+            return GivesWay(partition, head.running.request_id)
+        raise occupied(head, head.running)
 
     def _check_place(self, head: Head) -> None:
         """`CheckpointMoved` unless the task is where the message is to continue it: idle at its checkpoint,
