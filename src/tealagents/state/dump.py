@@ -27,7 +27,7 @@ from datetime import datetime
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import IO, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -148,16 +148,14 @@ class Exporter:
             progress(done, len(owners))
             lacking: set[str] = set()  # of one user at a time, so that memory is bounded
             async for found in self._inventory.tasks(owner):
-                partition, key = found.partition, keys.task(found.task_id)
+                partition, key, exported = found.partition, keys.task(found.task_id), False
                 rows = partial(self._task_rows, partition, found.task_id)
-                with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
-                    if await self._whole(partition, key, found.record, rows, spool):
-                        self.tasks += 1
-                        if found.head is not None:
-                            lacking.add(found.head.value.session_id)
-                        spool.seek(0)
-                        for line in spool:
-                            yield line
+                async for line in self._snapshot(partition, key, found.record, rows):
+                    exported = True
+                    yield line
+                self.tasks += exported
+                if exported and found.head is not None:
+                    lacking.add(found.head.value.session_id)
             async for line in self._besides(owner, lacking):
                 yield line
         partition = keys.threads(self._records.agent)
@@ -166,11 +164,8 @@ class Exporter:
                 yield self._line(Row(partition, key, record.value))
                 continue
             rows = partial(self._rows, partition, keys.blobs(keys.last_segment(key)))
-            with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
-                if await self._whole(partition, key, record, rows, spool):
-                    spool.seek(0)
-                    for line in spool:
-                        yield line
+            async for line in self._snapshot(partition, key, record, rows):
+                yield line
         progress(len(owners), len(owners))
 
     def _line(self, row: Row) -> bytes:
@@ -213,39 +208,37 @@ class Exporter:
 
     # --- one task, or thread ----------------------------------------------------------------------
 
-    async def _whole(
-        self,
-        partition: str,
-        key: str,
-        found: Record,
-        rows: Callable[[], AsyncGenerator[Row, None]],
-        spool: IO[bytes],
-    ) -> bool:
-        """Writes a consistent snapshot of a record and of the `rows` that belong to it, which come first.
+    async def _snapshot(
+        self, partition: str, key: str, found: Record, rows: Callable[[], AsyncGenerator[Row, None]]
+    ) -> AsyncIterator[bytes]:
+        """The lines of a record and of the `rows` that belong to it, which come first, all of one moment.
 
-        False if it is gone, or never stopped changing.
+        None at all if it is gone, or never stopped changing.
         """
         record: Record | None = found
-        for _ in range(ATTEMPTS):
-            if record is None or _erased(partition, key, record.value, Head):
-                return False
-            before, problems = record, len(self.problems)
-            spool.seek(0)
-            spool.truncate()
-            async with aclosing(rows()) as parts:
-                async for row in parts:
-                    spool.write(self._line(row))
-            spool.write(self._line(Row(partition, key, before.value)))
-            record = await self._at(partition, key)
-            if record == before:
-                return True
-            del self.problems[problems:]
+        with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
+            for _ in range(ATTEMPTS):
+                if record is None or _erased(partition, key, record.value, Head):
+                    return
+                before, problems = record, len(self.problems)
+                spool.seek(0)
+                spool.truncate()
+                async with aclosing(rows()) as parts:
+                    async for row in parts:
+                        spool.write(self._line(row))
+                spool.write(self._line(Row(partition, key, before.value)))
+                record = await self._at(partition, key)
+                if record == before:
+                    spool.seek(0)
+                    for line in spool:
+                        yield line
+                    return
+                del self.problems[problems:]
         kind, name = key.split("/")
         self.problems.append(
             f"{partition}: the {kind} {name} changed each time it was read, and is left out; "
             "export when it is idle"
         )
-        return False
 
     async def _task_rows(self, partition: str, task_id: str) -> AsyncGenerator[Row, None]:
         """A task's records besides its head: those that others may refer to come first."""
