@@ -6,6 +6,7 @@ kept once for each of them, and read once.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from msgspec import Struct
@@ -160,8 +161,6 @@ async def _change(
             if task is None or task.value.erased:
                 return
             expect[head] = task.version
-        try:
+        with suppress(Conflict):
             await records.commit(partition, marker=key, expect=expect, put={key: known})
-        except Conflict:
-            continue
-        return
+            return

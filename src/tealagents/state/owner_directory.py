@@ -95,16 +95,14 @@ class Directory:
                 return
             if found and not own and not await self._lapsed(found.value, identifier, now):
                 raise anothers(kind, identifier)
-            try:
+            with suppress(Conflict):
                 await self._records.commit(
                     partition,
                     marker=key,
                     expect={key: found.version if found else None},
                     put={key: Locator(user, tuple(dict.fromkeys((*own, word))), now)},
                 )
-            except Conflict:
-                continue
-            return
+                return
 
     async def claim_new(self, kind: "Kind", identifier: str, user: User) -> None:
         """Like `claim`, for an id that a client has chosen: another user may have a record with it."""
@@ -265,7 +263,7 @@ class Directory:
                 version = await self._version_of_damaged(partition, key)
             if version is None:
                 return False
-            try:
+            with suppress(Conflict):
                 await self._records.commit(
                     partition,
                     marker=key,
@@ -273,9 +271,7 @@ class Directory:
                     put={key: Owners(left)} if left else {},
                     delete=[] if left else [key],
                 )
-            except Conflict:
-                continue
-            return True
+                return True
 
 
 Kind = Callable[[str], str]
