@@ -180,7 +180,7 @@ class Import:
                         "It has expired: its id is free once the operator has run `tealagents state prune`."
                     )
                 raise AlreadyExists(
-                    f"The {_word(kind(identifier))} exists already. {advice}", task_id=task_id
+                    f"The {kind.__name__} {identifier} exists already. {advice}", task_id=task_id
                 )
         for kind, identifier in self._made_elsewhere():
             await self._tasks.directory.check_new(kind, identifier, self._caller.user)
@@ -344,9 +344,3 @@ def _imported(request: RequestRecord) -> RequestRecord:
         last_event=max(2, request.last_event),
         imported=True,
     )
-
-
-def _word(key: str) -> str:
-    """A record's kind and id, for error messages."""
-    kind, _, identifier = key.partition("/")
-    return f"{kind} {identifier}"
