@@ -13,7 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from contextlib import aclosing, contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -126,57 +126,56 @@ async def _examine(url: str | None, path: Path | None, port: int | None) -> list
 
     found = list[Diagnosis]()
     config: ServiceConfig | None = None
+    #: the config, unless something in it is wrong or not set
+    whole: ServiceConfig | None = None
     named = path or read_environment(os.environ, Path(".env"), []).get("TA_SERVICE_CONFIG")
     if url is None or named:
         # outside of this event loop, as `check` does: `find` runs a loop of its own
         said = await asyncio.to_thread(find, path)
         config = said.config
         found += [Diagnosis(each) for each in (*said.wrong, *(need.problem for need in said.needed))]
-        warn(*(config.warnings if config is not None else ()))
-    whole = config is not None and not said.wrong and not config.document.unset
-    if config is not None and whole and not config.stateless:
-        found += [each async for each in _check_store(config)]
+        if config is not None:
+            warn(*config.warnings)
+            whole = None if said.wrong or config.document.unset else config
+    if whole is not None and not whole.stateless:
+        found += [each async for each in _check_store(whole)]
     if port is not None:
         found += _check_port(port)
         if config is not None and (metrics := unusable_metrics(config, port)):
             found.append(Diagnosis(metrics))
-    if no_certificates := _check_certificates():
-        return [*found, *no_certificates]  # no server can be called
-    if config is not None and whole:
-        for key, agent in () if said.needed else wiring(config).agents(config):
+    if no_certificates := [*_check_certificates()]:
+        return found + no_certificates  # no server can be called
+    if whole is not None:
+        for key, agent in () if said.needed else wiring(whole).agents(whole):
             # a problem of a model service that several agents share is reported once
             found += [each async for each in _check_model(agent, key) if each not in found]
-            found += await _check_tools(agent, key)
-            found += await _check_providers(agent)
-        found += [each async for each in _check_authority(config)]
-        found += await _check_collector(config)
+            found += [each async for each in _check_tools(agent, key)]
+            found += [each async for each in _check_providers(agent)]
+        found += [each async for each in _check_authority(whole)]
+        found += [each async for each in _check_collector(whole)]
     if url is not None:
         found += [each async for each in _check_service(url, config)]
     return found
 
 
-def _check_certificates() -> list[Diagnosis]:
+def _check_certificates() -> Iterator[Diagnosis]:
     file = os.environ.get("SSL_CERT_FILE")
     try:
         ssl.create_default_context(cafile=file)
     except OSError as error:
-        return [
-            Diagnosis(
-                f"SSL_CERT_FILE: {file}: no certificates can be read: {file_reason(error)}",
-                "Name a file with the certificates of all authorities that are needed, in PEM, or unset the "
-                "variable.",
-            )
-        ]
-    return []
+        yield Diagnosis(
+            f"SSL_CERT_FILE: {file}: no certificates can be read: {file_reason(error)}",
+            "Name a file with the certificates of all authorities that are needed, in PEM, or unset the "
+            "variable.",
+        )
 
 
-def _check_port(port: int) -> list[Diagnosis]:
+def _check_port(port: int) -> Iterator[Diagnosis]:
     """Tries the default of `serve --host`, and warns where all addresses cannot be listened on together."""
     if said := _unbindable("127.0.0.1", port):
-        return [Diagnosis(said)]
-    if said := _unbindable("0.0.0.0", port):  # noqa: S104 - bound for a moment only
+        yield Diagnosis(said)
+    elif said := _unbindable("0.0.0.0", port):  # noqa: S104 - bound for a moment only
         warn(f"{said}. Only `serve --host 0.0.0.0` needs it")
-    return []
 
 
 def _unbindable(host: str, port: int) -> str | None:
@@ -200,11 +199,10 @@ async def _check_store(config: ServiceConfig) -> AsyncIterator[Diagnosis]:
     plain = plain_store(config.persistence)
     try:
         if not await plain.exists():
-            missing = list(_missing_store(plain, await plain.obstacle()))
-            if not missing:
+            if obstacle := _obstacle(plain, await plain.obstacle()):
+                yield obstacle
+            else:
                 warn(f"There is no store at {plain.where} yet: the next start creates one, without any tasks")
-            for diagnosis in missing:
-                yield diagnosis
             return
         async with store_of(config) as store:
             async for diagnosis in _examine_store(config, store):
@@ -229,37 +227,34 @@ def _unreachable_store(store: "BaseStore", error: Exception) -> Diagnosis:
     )
 
 
-def _missing_store(store: "BaseStore", obstacle: str | None) -> Iterator[Diagnosis]:
-    """Problems of a store that the first start will create. A mistyped path shows by its missing folder."""
-    there = Path(store.where)
-    folder = there if there.is_dir() else there.parent
-    if obstacle is not None:
+def _obstacle(store: "BaseStore", known: str | None) -> Diagnosis | None:
+    """What keeps the first start from creating a store; `known` is what the store itself says. A mistyped
+    path shows by its missing folder."""
+    if known is not None:
         right = "" if store.name in _FILE_STORES else ", or grant its user that right"
         if right and hasattr(store, "migrate"):
             right += ", or run `tealagents migrate` as the owner of the database"
-        yield Diagnosis(
-            f"the store cannot be created: {obstacle}", f"Correct TA_PERSISTENCE or spec.persistence{right}."
+        return Diagnosis(
+            f"the store cannot be created: {known}", f"Correct TA_PERSISTENCE or spec.persistence{right}."
         )
-    elif store.name not in _FILE_STORES:
-        return
-    elif not folder.is_dir():
-        yield Diagnosis(absent(store), "The service creates a new store and its folder when it first starts.")
-    elif (error := _write_error(folder)) is not None:
-        yield Diagnosis(
-            f"the store cannot be created: {folder} cannot be written to: {file_reason(error)}",
-            "Grant this user the right to write to it, or free space on its disk.",
+    if store.name not in _FILE_STORES:
+        return None
+    there = Path(store.where)
+    folder = there if there.is_dir() else there.parent
+    if not folder.is_dir():
+        return Diagnosis(
+            absent(store), "The service creates a new store and its folder when it first starts."
         )
-
-
-def _write_error(folder: Path) -> OSError | None:
-    """Why no file can be written to a folder; None if one can. Tries it with a file that has no name."""
     try:
-        with TemporaryFile(dir=folder) as file:
+        with TemporaryFile(dir=folder) as file:  # one that has no name
             file.write(bytes(_PROBE_BYTES))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return error
+        return Diagnosis(
+            f"the store cannot be created: {folder} cannot be written to: {file_reason(error)}",
+            "Grant this user the right to write to it, or free space on its disk.",
+        )
     return None
 
 
@@ -463,17 +458,18 @@ def _remedy_of_model(config: ServiceConfig, place: KeyPath, error: Exception) ->
     )
 
 
-async def _check_tools(config: ServiceConfig, place: KeyPath) -> list[Diagnosis]:
+async def _check_tools(config: ServiceConfig, place: KeyPath) -> AsyncIterator[Diagnosis]:
     """Opens the tools of the config's agent, with their servers. `place` is the agent's key in the file."""
     from tealagents.bootstrap import START_ERRORS
     from tealagents.tooling import Tooling
 
     failed, reasons = list[Exception](), list[str]()
     try:
-        async with AsyncExitStack() as stack:
-            tooling = Tooling(config, None, SystemClock())
-            stack.push_async_callback(tooling.close)
+        tooling = Tooling(config, None, SystemClock())
+        try:
             await tooling.open(lambda: None, failed)
+        finally:
+            await tooling.close()
     except ToolFailed as error:
         failed.append(error)
     except START_ERRORS as error:
@@ -484,24 +480,22 @@ async def _check_tools(config: ServiceConfig, place: KeyPath) -> list[Diagnosis]
     remedy = (
         "Correct the config, or start the server that it names; check that this machine can connect to it."
     )
-    return [
-        Diagnosis(f"the tools cannot be opened: {why}", _remedy_of_connection(why, None, remedy))
-        for why in reasons
-    ]
+    for why in reasons:
+        yield Diagnosis(f"the tools cannot be opened: {why}", _remedy_of_connection(why, None, remedy))
 
 
-async def _check_providers(config: ServiceConfig) -> list[Diagnosis]:
+async def _check_providers(config: ServiceConfig) -> AsyncIterator[Diagnosis]:
     from tealagents.bootstrap import START_ERRORS, providers_of
 
     try:
         async with providers_of(config):
-            return []
+            return
     except START_ERRORS as error:
         why = str(error)
     except Exception as error:  # noqa: BLE001 — a provider may be third-party code
         why = described(error)
     remedy = "Correct spec.thread.context_providers, or what it depends on."
-    return [Diagnosis(f"the context providers cannot be opened: {why}", remedy)]
+    yield Diagnosis(f"the context providers cannot be opened: {why}", remedy)
 
 
 async def _check_authority(config: ServiceConfig) -> AsyncIterator[Diagnosis]:
@@ -540,18 +534,16 @@ async def _check_authority(config: ServiceConfig) -> AsyncIterator[Diagnosis]:
         yield _skew_finding("the authority", skew)
 
 
-async def _check_collector(config: ServiceConfig) -> list[Diagnosis]:
+async def _check_collector(config: ServiceConfig) -> AsyncIterator[Diagnosis]:
     if config.telemetry.endpoint is None:
-        return []
+        return
     from tealagents.outbound.addresses import shown
     from tealagents.telemetry.exporting import refused_export
 
     url = f"{config.telemetry.endpoint.rstrip('/')}/v1/traces"
     why = await asyncio.to_thread(refused_export, url, COLLECTOR_SECONDS)
-    if why is None:
-        return []
-    return [
-        Diagnosis(
+    if why is not None:
+        yield Diagnosis(
             f"the collector accepts no traces at {shown(url)}: {why}",
             _remedy_of_connection(
                 why,
@@ -561,7 +553,6 @@ async def _check_collector(config: ServiceConfig) -> list[Diagnosis]:
                 trust="OTEL_EXPORTER_OTLP_CERTIFICATE",
             ),
         )
-    ]
 
 
 # --- a running service ------------------------------------------------------------------------------
