@@ -21,8 +21,8 @@ import pytest
 from auth_setup import KEY as SIGNING_KEY
 from typer.testing import CliRunner
 
-from tealagents.cli import doctor
 from tealagents.cli.chat import finding
+from tealagents.cli.doctor import servers
 from tealagents.cli.main import command_line
 from tealagents.domain.ports import Commit
 from tealagents.llm.offline import OfflineModel
@@ -132,9 +132,9 @@ class Patient:
 
 @pytest.fixture
 def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Patient]:
-    for module in (doctor, finding):
+    for module in (servers, finding):
         monkeypatch.setattr(module, "ANSWER_SECONDS", 60.0)
-    monkeypatch.setattr(doctor, "COLLECTOR_SECONDS", 60.0)
+    monkeypatch.setattr(servers, "COLLECTOR_SECONDS", 60.0)
     with ExitStack() as stack:
         yield Patient(tmp_path, stack)
 
@@ -576,7 +576,7 @@ class KeptStore(CountingStore):
 
 def test_some_tasks_are_enough(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read of tasks does not grow with their number."""
-    monkeypatch.setattr(doctor, "TASKS_VERIFIED", 1)
+    monkeypatch.setattr("tealagents.cli.doctor.store.TASKS_VERIFIED", 1)
     store = {"TA_PERSISTENCE": f"{__name__}:KeptStore?{urlencode({'url': patient.env['TA_PERSISTENCE']})}"}
 
     def read() -> list[int]:

@@ -119,7 +119,7 @@ EXEMPT = {
     "telemetry/exporting.py": "sends to the operator's collector, and reads no more than a status",
     "threads/mem0.py": "the operator's own memory service, by the library that it comes with",
     "cli/serve.py": "looks whether its own port answers",
-    "cli/doctor.py": "a command line's, which asks the operator's own service",
+    "cli/doctor/servers.py": "a command line's, which asks the operator's own service",
     "llm/addressing.py": "the SDK's client, which is given the wire that is in the table",
     "cli/token.py": "a command line's, not the service's",
     "cli/chat/__init__.py": "a command line's, not the service's",
