@@ -59,15 +59,13 @@ def find(path: Path | None) -> Findings:
     found = Findings()
     unset: list[ConfigProblem] = []
     try:
-        config = load(path, env=os.environ, unset=unset)
+        found.config = load(path, env=os.environ, unset=unset)
     except ConfigError as error:
         found.wrong += map(str, error.problems)
-        found.needed += _needs(map(str, unset))
-        return found
     found.needed += _needs(map(str, unset))
-    import_from(config.source.parent)
-    found.config = config
-    examine(found, config)
+    if found.config is not None:
+        import_from(found.config.source.parent)
+        examine(found, found.config)
     return found
 
 
