@@ -285,24 +285,19 @@ def import_command(
     The command can be repeated.
     """
 
-    async def check(opened: OpenedState) -> Importer:
-        checking, size = Importer(opened.records, key_seconds=opened.key_seconds), _size(lines)
-        with _progress("bytes checked") as report:
-            await checking.compare(lines, lambda row: report(lines.tell(), size))
-        return checking
-
-    async def write(opened: OpenedState) -> Importer:
+    async def read(opened: OpenedState, *, writes: bool) -> Importer:
         importer, size = Importer(opened.records, key_seconds=opened.key_seconds), _size(lines)
-        with _progress("bytes imported") as report:
-            await importer.write(lines, lambda row: report(lines.tell(), size))
+        take = importer.write if writes else importer.compare
+        with _progress("bytes imported" if writes else "bytes checked") as report:
+            await take(lines, lambda row: report(lines.tell(), size))
         return importer
 
     checked = _load_checked(config)
     # before a store is created, and before the event loop runs, in which Ctrl-C does not interrupt a read
     with _input_file(file) as lines:
-        done = _run_on(checked, check, missing="empty")
+        done = _run_on(checked, partial(read, writes=False), missing="empty")
         if not dry_run:
-            done = _run_on(checked, write, missing="created")
+            done = _run_on(checked, partial(read, writes=True), missing="created")
     verb = "would be written" if dry_run else "written"
     stderr.print(f"{_count_text(done.written, 'record')} {verb}, {done.same} already there")
 
