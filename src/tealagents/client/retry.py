@@ -1,7 +1,6 @@
 """How often, and how soon, to repeat."""
 
 import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,9 +25,7 @@ NO_RETRY = Retry(attempts=0)
 class Budget:
     """What one call, or one stream, has left of its `Retry`."""
 
-    def __init__(
-        self, retry: Retry, jitter: Callable[[], float] = random.random, *, until: float = math.inf
-    ) -> None:
+    def __init__(self, retry: Retry, jitter: Callable[[], float], *, until: float = math.inf) -> None:
         self._retry = retry
         self._jitter = jitter
         self._failures = 0
