@@ -98,6 +98,13 @@ def key_text(path: Iterable[str | int]) -> str:
     return text
 
 
+def printable(text: str) -> str:
+    """The text with escapes in place of what could control a terminal or forge a line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def file_reason(error: OSError | ValueError) -> str:
     """Why a file could not be read, without the path, which the message has already."""
     if isinstance(error, OSError):

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tealagents.mistakes import printable
+
 KeyPath = tuple[str | int, ...]  #: ("spec", "agent", "mcp_servers", 0, "url")
 Mistake = tuple[KeyPath, str]  #: where, and what is wrong there
 
@@ -18,8 +20,7 @@ class ConfigProblem:
 
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
-        text = ": ".join(part for part in (place, self.key, self.message) if part)
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        return printable(": ".join(part for part in (place, self.key, self.message) if part))
 
 
 class ConfigError(Exception):

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tealagents.engine.observer import current_ids
+from tealagents.mistakes import printable
 
 _encoded = msgspec.json.Encoder(enc_hook=str).encode
 #: facts of a request that the record's message contains already
@@ -115,17 +116,11 @@ class Readable(_Lines):
         facts = getattr(record, "facts", {}).items()
         message = said(record, content=self._content)
         message += "".join(f" {name}={value}" for name, value in facts if name not in _NAMED)
-        line = f"{at} {record.levelname:<7} {_printable(message)}{about}"
+        line = f"{at} {record.levelname:<7} {printable(message)}{about}"
         if not record.exc_info:
             return line
         raised = self.formatException(record.exc_info).split("\n")
-        return "\n".join([line, *(f"  {_printable(each)}" for each in raised)])
-
-
-def _printable(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        return "\n".join([line, *(f"  {printable(each)}" for each in raised)])
 
 
 def _raised(error: BaseException | None, known: frozenset[int] = frozenset()) -> Iterator[str]:
