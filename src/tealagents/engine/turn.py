@@ -42,7 +42,8 @@ from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
 from tealagents.threads.context import Gathered, Invocation, Providers
 from tealagents.threads.model_faults import faults_of
-from tealagents.threads.views import Part, Report, Upcoming, restore_context, restore_memory
+from tealagents.threads.states import restore_context, restore_memory
+from tealagents.threads.views import Part, Report, Upcoming
 
 #: seconds, in total, that context providers get to handle a failed request
 LAST_WORDS_SECONDS = 2.0

@@ -16,6 +16,7 @@
 `providers`        the built-in providers: `user_preferences`, `facts`
 `mem0`             the provider that uses Mem0
 `model_faults`     what a faulty model client raised, as an error of the request
+`states`           what reducers and providers keep in a thread, as far as it can be stored
 `components`       creates the reducers and providers that a config names
 =================  =====================================================================================
 

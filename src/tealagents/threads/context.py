@@ -33,19 +33,16 @@ from tealagents.domain.ports import Model, Tool, ToolSpec
 from tealagents.domain.texts import storable
 from tealagents.domain.tool_specs import NAME_RULE, VALID_NAME, flaw
 from tealagents.opening import Held
-from tealagents.state.codec import encode_json
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
 from tealagents.threads.components import ThreadConfigError
-from tealagents.threads.views import Report, Stopwatch, not_json, state_unchanged
+from tealagents.threads.states import restore_states
+from tealagents.threads.views import Report, Stopwatch
 from tealagents.unwinding import Overdue, unwound, within
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-#: bytes of JSON that one provider may keep in a thread: it is written with every turn
-MOST_STATE = 16_384
 
 
 class Invocation(Struct, frozen=True, kw_only=True):
@@ -226,19 +223,8 @@ class Providers:
             for each in self._providers
         ]
         reports = [report for _, report in await _concurrently(calls) if report.is_error]
-        return reports + self._restored_states(gathered)
-
-    @staticmethod
-    def _restored_states(gathered: Gathered) -> list[Report]:
-        """Restores, and reports, each state that has become too large, or is not JSON any more."""
-        reports = []
-        for name, invocation in gathered.invocations.items():
-            error = _unkeepable(invocation.state)
-            if error:
-                invocation.state.clear()
-                invocation.state.update(deepcopy(gathered.before.get(name) or {}))
-                reports.append(state_unchanged("context", name, error))
-        return reports
+        states = {name: each.state for name, each in gathered.invocations.items()}
+        return reports + restore_states(states, gathered.before)
 
 
 def _check(provider: object) -> None:
@@ -255,14 +241,6 @@ def _check(provider: object) -> None:
             f"The context provider {type(provider).__name__} lacks its options or a name: its Options must "
             "extend ProviderOptions, and its __init__ call super().__init__(options)."
         )
-
-
-def _unkeepable(state: Json) -> str | None:
-    """Why a provider's state cannot be kept; None if it can."""
-    if why := not_json(state):
-        return why
-    size = len(encode_json(state))
-    return f"it has {size} bytes, more than {MOST_STATE}" if size > MOST_STATE else None
 
 
 async def _concurrently(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -10,11 +10,9 @@ The running round never passes through a reducer: it is always sent whole. So a 
 out together with its results, and the system prompt not at all.
 """
 
-import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
-from copy import deepcopy
 from datetime import UTC, datetime
 from inspect import iscoroutine
 from typing import Literal, Protocol, runtime_checkable
@@ -22,22 +20,16 @@ from typing import Literal, Protocol, runtime_checkable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.errors import InvalidRequest, TealError, ViewFailed, described, ends_task, ungrouped
-from tealagents.domain.json_limits import TOO_SLOW, too_slow
+from tealagents.domain.errors import TealError, ViewFailed, described, ends_task, ungrouped
 from tealagents.domain.models import Item, Json, Message, TokenUsage
 from tealagents.domain.ports import Model
-from tealagents.domain.texts import check_storable, storable
-from tealagents.state.codec import encode_json
+from tealagents.domain.texts import storable
 from tealagents.state.history import grouped
-from tealagents.state.task_document import context_problem
 
 log = logging.getLogger(__name__)
 
 #: when a reducer runs: after messages are added, or when they are read for a call of the model
 Trigger = Literal["before_retrieval", "after_message_added"]
-
-#: section of what a conversation remembers → who keeps it, as the kind of their steps in the trace
-_SECTIONS: dict[str, Literal["reduction", "context"]] = {"view": "reduction", "providers": "context"}
 
 
 class Part(Struct, kw_only=True, eq=False):
@@ -286,69 +278,6 @@ def check_whole(part: Part) -> None:
     answered = [message.tool_call_id for message in part.messages if message.role == "tool"]
     if sorted(called) != sorted(str(call_id) for call_id in answered):
         raise ViewFailed("A reducer separated a tool call from its result.")
-
-
-def not_json(value: object) -> str | None:
-    """Why a value cannot be stored in a thread, and imported again with its task; None if it can."""
-    try:
-        encoded = encode_json(value)
-        json.dumps(value, allow_nan=False)  # msgspec writes null for NaN, and text for a date
-        check_storable(value)
-    except InvalidRequest as refusal:
-        return f"{'it' if refusal.field == 'body' else refusal.field} {refusal.reason}"
-    except (TypeError, ValueError, RecursionError) as error:
-        return f"it is not JSON ({error})"
-    return f"it {TOO_SLOW}" if too_slow(encoded) else None
-
-
-def state_unchanged(kind: Literal["reduction", "context"], name: str, why: str) -> Report:
-    """The report of a state that could not be kept, and stays as it was."""
-    output: Json = {"error": f"its state in the thread was not changed: {why}"}
-    return Report(kind=kind, name=storable(name), started_at=datetime.now(UTC), output=output, is_error=True)
-
-
-def restore_memory(memory: Json, before: Json) -> list[Report]:
-    """Undoes, in `memory`, what made a reducer's state something else than JSON; reports each change."""
-    reports = []
-    for name, value in list(memory.items()):
-        if name in before and value == before[name]:
-            continue
-        if why := not_json({name: value}):
-            _restore(name, memory, before)
-            reports.append(state_unchanged("reduction", str(name), why))
-    return reports
-
-
-def restore_context(context: Json, before: Json) -> list[Report]:
-    """Undoes, in `context`, what has grown most of what reducers and context providers keep, one after the
-    other, until all of it can be read and written with every turn; reports each change."""
-    reports: list[Report] = []
-    while (why := context_problem(context)) and (worst := _worst(context, before, slow=why == TOO_SLOW)):
-        section, name = worst
-        _restore(name, context[section], before.get(section) or {})
-        reports.append(state_unchanged(_SECTIONS[section], name, f"what the thread remembers {why}"))
-    return reports
-
-
-def _worst(context: Json, before: Json, *, slow: bool) -> tuple[str, str] | None:
-    """Section and name of what has grown most, or most of those with numbers that are `slow` to read."""
-    found = []
-    for section in _SECTIONS:
-        earlier = before.get(section) or {}
-        for name, value in context[section].items():
-            if name in earlier and value == earlier[name]:
-                continue
-            encoded = encode_json(value)
-            growth = len(encoded) - len(encode_json(earlier.get(name, "")))
-            if too_slow(encoded, most=0) if slow else growth > 0:
-                found.append((growth, section, name))
-    return max(found)[1:] if found else None
-
-
-def _restore(name: str, kept: Json, before: Json) -> None:
-    del kept[name]
-    if name in before:
-        kept[name] = deepcopy(before[name])
 
 
 def name_of(reducer: object) -> str:
