@@ -517,82 +517,85 @@ def build_or_exit(config: ServiceConfig) -> "ASGIApp":
 def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
     """The application. A failed start is logged as one sentence; a successful one sets `started`."""
     from tealagents.app import create_app
-    from tealagents.bootstrap import START_ERRORS
     from tealagents.telemetry.requests import RequestLog
 
     with _ended_by_signals(started):
         app = RequestLog(create_app(config), probes=f"{config.prefix}/health")
 
-    async def start(scope: "Scope", receive: "Receive", send: "Send") -> None:
-        asked = threading.Event()
-        heard, said = _noticing_shutdown(receive, asked), _noticing_start(send, started)
-        came: Sequence[int] = ()
-        try:
-            with _ended_by_signals(started, asyncio.current_task()) as came, ungrouped():
-                await app(scope, heard, said)
-        except asyncio.CancelledError as error:
-            if not (started.is_set() or came):  # an extension let it out
-                log.exception("the start failed")
-                await _fail(send, started, asked, type(error).__name__)
-                return
-            _end_soon()
-            if started.is_set():
-                raise
-            log.info("startup was ended by a signal")
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # to it, this is a failure
-            await send({"type": "lifespan.startup.failed"})
-        except START_ERRORS as error:
-            if started.is_set() and not asked.is_set():
-                log.exception("what the service needs has failed")
-            await _fail(send, started, asked, str(error))
-        except (Exception, SystemExit) as error:
-            why = "shutdown" if asked.is_set() else "service" if started.is_set() else "start"
-            log.exception("the %s failed", why)
-            await _fail(send, started, asked, f"{type(error).__name__}: {error}")
-
     def plainly(scope: "Scope", receive: "Receive", send: "Send") -> Awaitable[None]:
-        return (start if scope["type"] == "lifespan" else app)(scope, receive, send)
+        if scope["type"] == "lifespan":
+            return _Lifespan(app, started, receive, send).run(scope)
+        return app(scope, receive, send)
 
     return plainly
 
 
-def _noticing_start(send: "Send", started: threading.Event) -> "Send":
-    async def sent(message: "Message") -> None:
+class _Lifespan:
+    """An application from its start to its shutdown. What fails is logged, and reported to uvicorn."""
+
+    def __init__(self, app: "ASGIApp", started: threading.Event, receive: "Receive", send: "Send") -> None:
+        self._app = app
+        self._started = started
+        #: whether the server has asked for the shutdown
+        self._asked = False
+        self._receive = receive
+        self._send = send
+
+    async def run(self, scope: "Scope") -> None:
+        from tealagents.bootstrap import START_ERRORS
+
+        came: Sequence[int] = ()
+        try:
+            with _ended_by_signals(self._started, asyncio.current_task()) as came, ungrouped():
+                await self._app(scope, self._received, self._sent)
+        except asyncio.CancelledError as error:
+            if not (self._started.is_set() or came):  # an extension let it out
+                log.exception("the start failed")
+                await self._fail(type(error).__name__)
+                return
+            _end_soon()
+            if self._started.is_set():
+                raise
+            log.info("startup was ended by a signal")
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # to it, this is a failure
+            await self._send({"type": "lifespan.startup.failed"})
+        except START_ERRORS as error:
+            if self._started.is_set() and not self._asked:
+                log.exception("what the service needs has failed")
+            await self._fail(str(error))
+        except (Exception, SystemExit) as error:
+            why = "shutdown" if self._asked else "service" if self._started.is_set() else "start"
+            log.exception("the %s failed", why)
+            await self._fail(f"{type(error).__name__}: {error}")
+
+    async def _received(self) -> "Message":
+        message = await self._receive()
+        self._asked = self._asked or message["type"] == "lifespan.shutdown"
+        return message
+
+    async def _sent(self, message: "Message") -> None:
         if message["type"] == "lifespan.startup.complete":
-            started.set()
+            self._started.set()
             _settled()
         if message["type"] == "lifespan.shutdown.complete":
             _end_soon()
         if not message["type"].endswith(".failed"):
-            await send(message)
+            await self._send(message)
 
-    return sent
+    async def _fail(self, why: str) -> None:
+        """Reports to uvicorn why the start or the shutdown failed; the process ends with uvicorn's status.
 
+        If the server did not ask for a shutdown, something that the service needs failed while it was
+        serving. The process then ends with status 1.
+        """
+        from uvicorn.config import STARTUP_FAILURE
 
-def _noticing_shutdown(receive: "Receive", asked: threading.Event) -> "Receive":
-    async def received() -> "Message":
-        message = await receive()
-        if message["type"] == "lifespan.shutdown":
-            asked.set()
-        return message
-
-    return received
-
-
-async def _fail(send: "Send", started: threading.Event, asked: threading.Event, why: str) -> None:
-    """Reports to uvicorn why the start or the shutdown failed; the process ends with uvicorn's status.
-
-    If no shutdown was `asked` for, something that the service needs failed while it was serving. The process
-    then ends with status 1.
-    """
-    from uvicorn.config import STARTUP_FAILURE
-
-    if started.is_set() and not asked.is_set():
-        _end_soon("the process ends, because what the service needs has failed", status=1)
-    else:
-        _end_soon(status=0 if started.is_set() else STARTUP_FAILURE)
-    stage = "shutdown" if started.is_set() else "startup"
-    await send({"type": f"lifespan.{stage}.failed", "message": why})
+        if self._started.is_set() and not self._asked:
+            _end_soon("the process ends, because what the service needs has failed", status=1)
+        else:
+            _end_soon(status=0 if self._started.is_set() else STARTUP_FAILURE)
+        stage = "shutdown" if self._started.is_set() else "startup"
+        await self._send({"type": f"lifespan.{stage}.failed", "message": why})
 
 
 @contextlib.contextmanager
