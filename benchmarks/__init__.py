@@ -14,12 +14,16 @@ service take turns (A B A B), so that what disturbs one disturbs the other.
     stores       the cost of each store beside the one in memory
     operations   what is asked of the store, counted
     costs        what everything costs on the stores with a server
+    long_tasks   a turn of a task of ten thousand turns
+    echo         a model within the service's process, for counting
     sizing       from costs to replicas and stores, for `docs/scale.md`
     protocols    the same turn over each protocol
+    tokens       what it costs to check a token
     stateless    a turn of the earlier platform's agents
     simulation   a million tasks on a store that counts
     followers    followers of requests on another process
     workers      two workers beside one
+    console      what the console costs a browser: `python -m benchmarks.console`
     report       the table, and the JSON in benchmarks/results/
 
 Needs Linux: CPU time is read from another process's clock, memory and bytes from /proc.

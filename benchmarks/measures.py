@@ -97,26 +97,22 @@ def rounds(total: int, size: int) -> Iterator[int]:
 async def turns(scale: Scale) -> list[Figure]:
     """CPU of a JSON request: at the first turn, and as one task grows to 200 turns."""
     async with Bench.running() as bench:
-        ours, floor = await first_turn(bench.service, bench.floor, scale)
-        first = Figure(
-            measure="turns",
-            name="JSON request, first turn",
-            unit="ms CPU",
-            ours=ours,
-            base=floor,
-            bound=0.42,
+        first = await first_turn(
+            bench.service, bench.floor, scale, measure="turns", name="JSON request, first turn", bound=0.42
         )
         return [first, *await _growth(bench, scale)]
 
 
-async def first_turn(service: Target, floor: Target, scale: Scale) -> tuple[float, float]:
-    """Milliseconds of CPU of a first turn on the one and on the other, which take turns of twenty."""
+async def first_turn(
+    service: Target, floor: Target, scale: Scale, *, measure: str, name: str, bound: float | None
+) -> Figure:
+    """CPU of a first turn on the one and on the other, which take turns of twenty."""
     ours, base = Spent(service.server), Spent(floor.server)
     async with service.connections(1) as (to_service,), floor.connections(1) as (to_floor,):
         for size in rounds(scale.of(1000, 100), 20):
             await base.on(size, partial(repeat, size, lambda: floor.ask(to_floor, TEXT)))
             await ours.on(size, partial(repeat, size, lambda: service.ask(to_service, TEXT)))
-    return ours.each, base.each
+    return Figure(measure=measure, name=name, unit="ms CPU", ours=ours.each, base=base.each, bound=bound)
 
 
 #: turns of a task that are looked at, and how many around each

@@ -49,14 +49,5 @@ async def stateless(scale: Scale) -> Sequence[Figure]:
         service = Earlier(stack.enter_context(EarlierProcess(model)))
         for target in (floor, service):
             await warm(target)
-        ours, base = await first_turn(service, floor, scale)
-    return [
-        Figure(
-            measure="stateless",
-            name="JSON request of skagents/v2alpha1",
-            unit="ms CPU",
-            ours=ours,
-            base=base,
-            bound=BOUND,
-        )
-    ]
+        name = "JSON request of skagents/v2alpha1"
+        return [await first_turn(service, floor, scale, measure="stateless", name=name, bound=BOUND)]

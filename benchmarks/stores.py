@@ -36,12 +36,12 @@ async def stores(scale: Scale) -> list[Figure]:
     """CPU of the service a turn, at turn 10 and at turn 200, and bytes written."""
 
     async def measured(name: str) -> list[Figure]:
-        return [*await _beside_the_floor(name, scale), *await _measure(name, scale)]
+        return [await _beside_the_floor(name, scale), *await _measure(name, scale)]
 
     return await on_each(("sqlite", "files", *SERVED), measured)
 
 
-async def _beside_the_floor(name: str, scale: Scale) -> list[Figure]:
+async def _beside_the_floor(name: str, scale: Scale) -> Figure:
     """CPU of a first turn."""
     with ExitStack() as stack:
         model = stack.enter_context(ModelProcess())
@@ -49,17 +49,8 @@ async def _beside_the_floor(name: str, scale: Scale) -> list[Figure]:
         service = Service(stack.enter_context(_service_on(name, model)).service)
         for target in (floor, service):
             await warm(target)
-        ours, base = await first_turn(service, floor, scale)
-    return [
-        Figure(
-            measure="stores",
-            name=f"{name}, first turn",
-            unit="ms CPU",
-            ours=ours,
-            base=base,
-            bound=PROMISED.get(name),
-        )
-    ]
+        first, bound = f"{name}, first turn", PROMISED.get(name)
+        return await first_turn(service, floor, scale, measure="stores", name=first, bound=bound)
 
 
 async def _measure(name: str, scale: Scale) -> list[Figure]:
