@@ -172,13 +172,7 @@ class Accepted:
 
     @classmethod
     def parse(cls, document: Json) -> "Accepted":
-        answer = Answer.parse(document)
-        return cls(
-            session_id=answer.session_id,
-            task_id=answer.task_id,
-            request_id=answer.request_id,
-            status=answer.status or "Running",
-        )
+        return cls(**_required_ids(document), status=text(document, "status") or "Running")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
