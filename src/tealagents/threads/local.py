@@ -153,8 +153,7 @@ class LocalThread(AgentThread):
         Rounds that other writers added raise the round number, too: summaries refer to it.
         """
         self._messages = {message.message_id: message for message in kept}
-        in_checkpoints = {message_id for each in self._checkpoints.values() for message_id in each.messages}
-        known = in_checkpoints.union(self._beginning, self._pending)
+        known = self._marked_ids().union(self._pending)
         self._pending = [message_id for message_id in self._pending if message_id in self._messages]
         self._pend([message for message in kept if message.message_id not in known])
 
@@ -164,6 +163,11 @@ class LocalThread(AgentThread):
         self._pending += [message.message_id for message in new]
         if rounds:
             self.context["turn"] = int(self.context.get("turn", 0)) + rounds
+
+    def _marked_ids(self) -> set[str]:
+        """Ids of the messages in checkpoints, and of those that the thread was created with."""
+        in_checkpoints = {message_id for each in self._checkpoints.values() for message_id in each.messages}
+        return in_checkpoints.union(self._beginning)
 
     def _known(self, message_ids: Iterable[str]) -> list[Message]:
         return [self._messages[message_id] for message_id in message_ids if message_id in self._messages]
@@ -272,11 +276,10 @@ class LocalThread(AgentThread):
             self._current = each.checkpoint_id
         later = lineage[len(adopted) :]
         self._edits = _with_new_ids(_edits_of(later) | origin._edits, new_ids)
-        in_checkpoints = {message_id for each in self._checkpoints.values() for message_id in each.messages}
         self._beginning = tuple(
             new_ids[message_id] for message_id in origin._beginning if message_id in new_ids
         )
-        known = in_checkpoints.union(self._beginning)
+        known = self._marked_ids()
         self._pending = [message_id for message_id in self._messages if message_id not in known]
         self.beginning_state = origin.beginning_state
         context: Json = dict(adopted[-1].context) if adopted else self._beginning_context()
