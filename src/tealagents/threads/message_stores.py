@@ -117,7 +117,23 @@ class MemoryMessages:
         self._messages = []
 
 
-class FileMessages:
+class _Keyed:
+    """A store of which a thread's JSON has only the key. The factory sets everything else: a user may have
+    written the JSON, and a URL may hold a password."""
+
+    def __init__(self, key: str | None) -> None:
+        if key is not None and not _is_key(key):
+            raise ValueError("a key has letters, digits and - _ . : @, and begins with a letter or digit")
+        self.key = key or ids.random_id()
+
+    def serialize(self) -> Json:
+        return {"key": self.key}
+
+    def update_from_state(self, state: Json) -> None:
+        self.key = _checked_key(state["key"])
+
+
+class FileMessages(_Keyed):
     """Keeps messages in a file, a line of JSON each: `{folder}/{key}.jsonl`.
 
     A line is on the disk before `add_messages` returns. A line that a crash cut short is ignored, and removed
@@ -125,8 +141,8 @@ class FileMessages:
     """
 
     def __init__(self, folder: str | Path, key: str | None = None) -> None:
+        super().__init__(key)
         self._folder = Path(folder)
-        self.key = _new_key(key)
         self._lock = threading.Lock()
 
     @property
@@ -139,13 +155,6 @@ class FileMessages:
 
     async def list_messages(self) -> list[Message]:
         return await self._in_thread(self._read)
-
-    def serialize(self) -> Json:
-        """Only the key. The factory sets the folder, since a user may have written the thread's JSON."""
-        return {"key": self.key}
-
-    def update_from_state(self, state: Json) -> None:
-        self.key = _checked_key(state["key"])
 
     async def clear(self) -> None:
         await self._in_thread(lambda: self.path.unlink(missing_ok=True))
@@ -215,12 +224,6 @@ def _is_key(key: object) -> bool:
     return (
         isinstance(key, str) and key[:1].isalnum() and all(each.isalnum() or each in "-_.:@" for each in key)
     )
-
-
-def _new_key(key: str | None) -> str:
-    if key is not None and not _is_key(key):
-        raise ValueError("a key has letters, digits and - _ . : @, and begins with a letter or digit")
-    return key or ids.random_id()
 
 
 class Sealer(Protocol):
@@ -299,7 +302,7 @@ if tonumber(ARGV[2]) > 0 then redis.call('EXPIRE', KEYS[1], ARGV[2]) end
 """
 
 
-class RedisMessages:
+class RedisMessages(_Keyed):
     """Keeps messages in a list in Redis; with `max_messages`, at most the last so many.
 
     Messages are added by one script: atomically, idempotently, and without separating a tool call from its
@@ -319,8 +322,8 @@ class RedisMessages:
             raise ThreadConfigError("RedisMessages needs redis: pip install 'tealagents[redis]'")
         if max_messages is not None and max_messages < 1:
             raise ValueError("max_messages must be at least 1")
+        super().__init__(key)
         self._url = url
-        self.key = _new_key(key)
         self._prefix = prefix
         self._most = max_messages
         self._ttl = ttl_seconds
@@ -342,13 +345,6 @@ class RedisMessages:
             return [_decode(element[1:]) for element in found]
         except msgspec.DecodeError as error:
             raise CorruptState(self._list, f"holds what is not a message ({error})") from error
-
-    def serialize(self) -> Json:
-        """Only the key. The factory sets everything else, and the URL may hold a password."""
-        return {"key": self.key}
-
-    def update_from_state(self, state: Json) -> None:
-        self.key = _checked_key(state["key"])
 
     async def clear(self) -> None:
         await self._ask("DEL", self._list)
