@@ -211,7 +211,7 @@ def _file(loading: Loading, v2: bool) -> ChatFile | SequentialFile | AgentFile |
     if v2:
         return loading.validated(AgentFile)
     _fill_in(loading.document)
-    match loading.document.get(("kind",)):
+    match loading.document.get(_KIND):
         case "Sequential":
             return loading.validated(SequentialFile)
         case "Chat":
@@ -244,9 +244,9 @@ def _fill_in(document: Document) -> None:
 
 def _refuse_orchestrators(loading: Loading) -> None:
     """Nothing else of their files can be judged here."""
-    if "orchestrator" in str(loading.document.get(("kind",))).lower():
+    if "orchestrator" in str(loading.document.get(_KIND)).lower():
         message = "is a program of its own, which calls agents; keep running it, and point it to them here"
-        raise ConfigError([loading.document.problem(("kind",), message)])
+        raise ConfigError([loading.document.problem(_KIND, message)])
 
 
 def _refusals(loading: Loading, version: str) -> Iterator[ConfigProblem]:
@@ -273,11 +273,11 @@ def _namesakes(spec: ChatSpec | SequentialSpec, document: Document) -> Iterator[
     for n, name in enumerate(agents):
         if (first := agents.index(name)) != n:
             message = f"agents[{first}] has this name, too, and is the one that is used"
-            yield document.problem(("spec", "agents", n, "name"), message)
+            yield document.problem((*_AGENTS, n, "name"), message)
     for n, name in enumerate(tasks):
         if (first := tasks.index(name)) != n:
             message = f"tasks[{first}] has this name, too: _{name} is the result of the one that ran last"
-            yield document.problem(("spec", "tasks", n, "name"), message)
+            yield document.problem((*_TASKS, n, "name"), message)
 
 
 def _warnings(auth: AuthConfig, loading: Loading) -> Iterator[str]:
@@ -297,13 +297,13 @@ def _warnings(auth: AuthConfig, loading: Loading) -> Iterator[str]:
 
 
 def _config(file: ChatFile | SequentialFile | AgentFile, auth: AuthConfig, loading: Loading) -> EarlierConfig:
-    spec, folder = file.spec, Path(loading.document.name).absolute().parent
+    spec, folder = file.spec, loading.document.directory
     if isinstance(spec, SequentialSpec):
         agents, tasks = spec.agents, tuple(sorted(spec.tasks, key=lambda task: task.task_no))
     else:
         agents, tasks = (spec.agent,), ()
     for index, agent in enumerate(agents):
-        loading.check_remote_plugins(agent, ("spec", "agents", index) if tasks else ("spec", "agent"))
+        loading.check_remote_plugins(agent, (*_AGENTS, index) if tasks else ("spec", "agent"))
     base = combined(
         ConfigFile.model_construct(
             api_version="tealagents/v1alpha1",
