@@ -283,8 +283,8 @@ def _collected_stops() -> list[int]:
     stopped = list[int]()
     for number in STOPPING:
         signal.signal(number, lambda number, _: stopped.append(number))
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        # a closed terminal sends it. Windows lacks it, `nohup` ignores it, --workers replaces workers on it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        # a closed terminal sends it. `nohup` ignores it, --workers replaces workers on it
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     return stopped
 
@@ -453,8 +453,7 @@ def worker_app() -> "ASGIApp":
     # the terminal sends Ctrl-C to all processes, and the supervisor passes it on: it would count twice here
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-    if hasattr(signal, "SIGUSR1"):  # not on Windows, where no worker is replaced or removed
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _leave_to_others, server)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _leave_to_others, server)
     started = threading.Event()
     threading.Thread(target=_stop_with_supervisor, args=(started,), name="supervisor", daemon=True).start()
     try:

@@ -136,9 +136,8 @@ def _run_on(
 @contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
     """Within, SIGTERM and SIGHUP interrupt the command like Ctrl-C, so that it removes incomplete files."""
-    numbers = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
-    before = {each: signal.getsignal(each) for each in numbers}
-    heard = [each for each in numbers if before[each] is not signal.SIG_IGN]  # `nohup` ignores one
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [each for each in before if before[each] is not signal.SIG_IGN]  # `nohup` ignores one
     for each in heard:
         signal.signal(each, signal.default_int_handler)
     try:

@@ -154,7 +154,7 @@ class Supervisor(Multiprocess):
 
     def _is_asked_again(self) -> bool:
         """Whether another SIGHUP has arrived: what kept a worker from starting may have been repaired."""
-        return getattr(signal, "SIGHUP", None) in self.signal_queue
+        return signal.SIGHUP in self.signal_queue
 
     def _gets_ready(self, worker: Process) -> bool:
         """Waits for a new worker to serve, and keeps the others alive in the meantime.
