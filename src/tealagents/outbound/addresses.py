@@ -8,18 +8,6 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_netw
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-__all__ = [
-    "host_of",
-    "is_http_url",
-    "is_loopback",
-    "is_loopback_host",
-    "page_origin",
-    "proxy_for",
-    "public_address",
-    "same_origin",
-    "shown",
-]
-
 Address = IPv4Address | IPv6Address
 
 #: a host name: its last label begins with a letter; resolvers take 127.1, 2130706433 and 0x7f000001 for

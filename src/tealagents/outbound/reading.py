@@ -27,21 +27,6 @@ from tealagents.domain.json_limits import too_slow
 from tealagents.domain.models import Json
 from tealagents.outbound.addresses import proxy_for
 
-__all__ = [
-    "MAX_ANSWER",
-    "MAX_HEADERS",
-    "AnswerTooLarge",
-    "BoundedClient",
-    "Fetched",
-    "FromThread",
-    "Unacceptable",
-    "Unsendable",
-    "fetch",
-    "is_stream",
-    "json_object",
-    "refusal",
-]
-
 #: most bytes of an answer's body, unless the caller sets another `limit`
 MAX_ANSWER = 4_000_000
 #: most bytes of an answer's headers
@@ -75,12 +60,17 @@ class Fetched(NamedTuple):
     @property
     def media_type(self) -> str:
         """The media type in lower case, without parameters; empty if the server names none."""
-        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return essence(self.headers.get("content-type", ""))
 
     @property
     def charset(self) -> str:
         """Python's name of the charset that the server declares; "utf-8" if it declares no known one."""
         return charset_of(self.headers.get("content-type", "")) or "utf-8"
+
+
+def essence(media_type: str) -> str:
+    """Type and subtype of a media type in lower case, without parameters."""
+    return media_type.partition(";")[0].strip().lower()
 
 
 def charset_of(media_type: str) -> str | None:

@@ -296,8 +296,7 @@ def require_pkce(server: ProtectedServer, metadata: Json) -> None:
 
 
 def _metadata_places(issuer: str) -> list[str]:
-    parts = urlsplit(issuer)
-    origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
+    origin, path = _origin(issuer), urlsplit(issuer).path.rstrip("/")
     places = [
         f"{origin}/.well-known/oauth-authorization-server{path}",
         f"{origin}/.well-known/openid-configuration{path}",

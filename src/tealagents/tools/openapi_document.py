@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tealagents.domain.models import Json
 from tealagents.mistakes import explained
+from tealagents.outbound.reading import essence
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import listed, suggestion
 from tealagents.tools.openapi_schema import OMITTED, Fields, Schemas, resolved
@@ -39,6 +40,7 @@ _OWN_HEADERS = frozenset(
 TYPE_NAME = r"[\w!#$&^.+-]+"
 #: one media type, with its parameters, as a header takes it
 MEDIA_TYPE = re.compile(rf"{TYPE_NAME}/{TYPE_NAME}(?:;[^,\x00-\x1f\x7f]*)?", re.ASCII)
+FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _VALID_ARGUMENT = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _FORBIDDEN_IN_ARGUMENT = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 _DEFAULT_STYLE: dict[Location, str] = {
@@ -402,7 +404,7 @@ class _ArgumentList:
         made = RequestBody(
             media_type=media_type, required=body.required, encoding=_encoding(media), types=_types(media)
         )
-        has_fields = is_json(media_type) or essence(media_type) in (_FORM, _MULTIPART)
+        has_fields = is_json(media_type) or essence(media_type) in (FORM, MULTIPART)
         fields = self._schemas.object_fields(media.schema_) if has_fields else None
         if fields and not any(_argument_name(name) in self._properties for name in fields.properties):
             self._add_fields(made, fields)
@@ -424,7 +426,7 @@ class _ArgumentList:
 
     def _add_fields(self, body: RequestBody, fields: Fields) -> None:
         arguments: dict[str, str] = {}
-        files = self._files(fields.properties) if essence(body.media_type) == _MULTIPART else {}
+        files = self._files(fields.properties) if essence(body.media_type) == MULTIPART else {}
         shown = {
             name: files[name] if name in files else self._schemas.converted(schema)
             for name, schema in fields.properties.items()
@@ -445,9 +447,9 @@ class _ArgumentList:
 
     def _preferred(self, content: Mapping[str, _Media]) -> str:
         preferred = min(content, key=_rank)
-        if essence(preferred) == _FORM:  # which cannot carry the bytes of a file
+        if essence(preferred) == FORM:  # which cannot carry the bytes of a file
             for media_type, media in content.items():
-                fields = essence(media_type) == _MULTIPART and self._schemas.object_fields(media.schema_)
+                fields = essence(media_type) == MULTIPART and self._schemas.object_fields(media.schema_)
                 if fields and self._files(fields.properties):
                     return media_type
         return preferred
@@ -476,18 +478,10 @@ class _ArgumentList:
         return argument
 
 
-_FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
-
-
 def _argument_name(name: str) -> str:
     if _VALID_ARGUMENT.fullmatch(name):
         return name
     return (_FORBIDDEN_IN_ARGUMENT.sub("_", name).strip("_") or "argument")[:64]
-
-
-def essence(media_type: str) -> str:
-    """Type and subtype in lower case, without parameters."""
-    return media_type.partition(";")[0].strip().lower()
 
 
 def is_json(media_type: str) -> bool:
@@ -507,7 +501,7 @@ def _rank(media_type: str) -> int:
     if is_json(plain):
         # JSON patch and the like only where nothing plainer is offered
         return 0 if plain == "application/json" else 1
-    return {_FORM: 2, _MULTIPART: 3}.get(plain, 4 if plain.startswith("text/") else 5)
+    return {FORM: 2, MULTIPART: 3}.get(plain, 4 if plain.startswith("text/") else 5)
 
 
 def _encoding(media: _Media) -> dict[str, tuple[str, bool]]:

@@ -12,20 +12,21 @@ from urllib.parse import quote, unquote_to_bytes
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
-from tealagents.outbound.reading import CHARSET, charset_of
+from tealagents.outbound.reading import CHARSET, charset_of, essence
 from tealagents.tools.naming import excerpt, suggestion
 from tealagents.tools.openapi_document import (
+    FORM,
     MEDIA_TYPE,
+    MULTIPART,
     TYPE_NAME,
     ApiOperation,
     Parameter,
     RequestBody,
-    essence,
     is_json,
     takes_bytes,
 )
 
-_JSON, _FORM, _MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
+_JSON = "application/json"
 _OCTETS, _PLAIN = "application/octet-stream", "text/plain; charset=utf-8"
 _NO_PARTS = "multipart/form-data; boundary=none"
 _STEPS = re.compile(r"[/\\]")
@@ -246,9 +247,9 @@ def _body(body: RequestBody | None, value: Any) -> tuple[str | None, dict[str, A
     if body is None or (value is None and body.argument not in body.nullable):
         return None, {}
     media_type = essence(body.media_type)
-    if media_type == _FORM and isinstance(value, dict):
-        return _FORM, {"content": _form(body, _present(value))}
-    if media_type == _MULTIPART and isinstance(value, dict):
+    if media_type == FORM and isinstance(value, dict):
+        return FORM, {"content": _form(body, _present(value))}
+    if media_type == MULTIPART and isinstance(value, dict):
         parts = _parts(body, _present(value))
         # of no parts, the client would send neither a body nor its type
         return (None, {"files": parts}) if parts else (_NO_PARTS, {"content": b"--none--\r\n"})
