@@ -182,10 +182,10 @@ class Sources:
 
     def third_party(self) -> list[Toolset]:
         """The third-party toolsets, created but not opened."""
-        made = []
+        made: list[Toolset] = []
         for index, (name, options) in enumerate(self.toolsets):
             with errors_at("toolsets", index):
-                made.append(_third_party(name, options, self.folder))
+                made.append(TOOLSETS.make(name, TOOLSETS.find(name, self.folder), options))
         return made
 
     def check(self) -> None:
@@ -282,11 +282,6 @@ def _asks_for(server: MCPServerOptions, auth: OAuthEntry) -> bool:
         and set(auth.scopes) <= set(server.scopes)
         and auth.oauth_client_id in (None, server.oauth_client_id)
     )
-
-
-def _third_party(name: str, options: Mapping[str, Any], folder: Path | None) -> Toolset:
-    made: Toolset = TOOLSETS.make(name, TOOLSETS.find(name, folder), options)
-    return made
 
 
 def _entries(name: str, toolsets: Sequence[Toolset]) -> list[tuple[Key, Toolset]]:

@@ -26,7 +26,6 @@ from tealagents.tools.errors import ToolsetError, blamed
 from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
 from tealagents.tools.naming import listed, suggestion
 from tealagents.tools.oauth_tokens import in_time
-from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
 from tealagents.tools.thread_pool import ThreadPool
 
@@ -56,7 +55,8 @@ def load_plugins(
         where = f"{module_file.name}: {name}"
         with blamed(where):
             if issubclass(kind, Plugin):
-                plugin = _instance(kind, where)
+                with blamed(f"{where}: the plugin cannot be made without arguments"):
+                    plugin = kind()
                 plugins.append(plugin)
                 tools += _tools_of(plugin, name, where, pool)
             else:
@@ -103,7 +103,6 @@ class CodeTool:
         self._signature = signature
         self._scopes = scopes_of(plugin, spec.name)
         self._pool = pool
-        self._nothing = DONE if signature.returns_nothing else "null"
 
     def check(self, arguments: Json) -> None:
         """`ToolFailed` if a call with these arguments would be refused before the method runs."""
@@ -117,7 +116,7 @@ class CodeTool:
         if self._signature.context_parameter is not None:
             checked[self._signature.context_parameter] = context
         return await run_method(
-            self._method, checked, context, self._pool, self.spec.name, nothing=self._nothing
+            self._method, checked, context, self._pool, self.spec.name, nothing=self._signature.nothing
         )
 
 
@@ -183,7 +182,6 @@ def _plugin_class(module: ModuleType, name: str, file: Path) -> type[Any]:
     }
     if name in found:
         return found[name]
-    there = listed(sorted(found))
     if inspect.isclass(getattr(module, name, None)):
         raise ToolsetError(
             f"{file.name}: the class {name} is not a plugin: derive it from tealagents.plugins.Plugin."
@@ -193,8 +191,9 @@ def _plugin_class(module: ModuleType, name: str, file: Path) -> type[Any]:
             f"{file.name}: {name} is not a class. A plugin that a function makes has to become a class whose "
             "constructor takes (authorization, extra_data_collector)."
         )
+    there = sorted(found)
     raise ToolsetError(
-        f"{file.name}: there is no plugin {name!r}; found: {there}.{suggestion(name, sorted(found))}"
+        f"{file.name}: there is no plugin {name!r}; found: {listed(there)}.{suggestion(name, there)}"
     )
 
 
@@ -204,11 +203,6 @@ def _is_plugin_class(value: Any) -> bool:
     if issubclass(value, Plugin):
         return value is not Plugin
     return semantic_kernel.is_plugin_class(value)
-
-
-def _instance(kind: type[Plugin], where: str) -> Plugin:
-    with blamed(f"{where}: the plugin cannot be made without arguments"):
-        return kind()
 
 
 def _tools_of(plugin: Plugin, name: str, where: str, pool: ThreadPool) -> list[Tool]:

@@ -25,7 +25,6 @@ from tealagents.tools import input_types
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
 from tealagents.tools.oauth_tokens import in_time
-from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
 from tealagents.tools.thread_pool import ThreadPool
 
@@ -97,8 +96,9 @@ class KernelFunctionTool:
         function = getattr(self._kind, self._attribute)
         is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         method = run_on_loop if is_async else run
-        nothing = DONE if self._signature.returns_nothing else "null"
-        return await run_method(method, checked, context, self._pool, self.spec.name, nothing=nothing)
+        return await run_method(
+            method, checked, context, self._pool, self.spec.name, nothing=self._signature.nothing
+        )
 
     async def _authorization(self, context: ToolContext) -> str | None:
         """An `Authorization` header's value: with a token for the declared scopes, or else the caller's own

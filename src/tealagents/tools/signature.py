@@ -38,6 +38,7 @@ from tealagents.domain.models import Json
 from tealagents.domain.ports import ToolContext
 from tealagents.tools.errors import ToolsetError, blamed, in_short
 from tealagents.tools.naming import excerpt, suggestion
+from tealagents.tools.results import DONE
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,8 @@ class Signature:
         hints = self._hints(function)
         documented = _docstring(function)
         self.description = _description(documented)
-        self.returns_nothing = hints.get("return", NoneType) is NoneType
+        #: the text for None as a result
+        self.nothing = DONE if hints.get("return", NoneType) is NoneType else "null"
         #: the name of the parameter that takes the `ToolContext`
         self.context_parameter: str | None = None
         self._parameters: list[_Parameter] = []
