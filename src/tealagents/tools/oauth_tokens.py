@@ -175,7 +175,7 @@ class Tokens:
         key = (user_key_of(context), server.key)
         access = self._access.get(key)
         if access is not None and access.token == token:
-            grant = self._usable(await self._stored(key[0], server), server)
+            grant = self._grant_of(await self._stored(key[0], server), server)
             if grant is None or grant.consent == access.consent:
                 return None
             await self.forget(context, server, token)
@@ -226,11 +226,13 @@ class Tokens:
     async def _stored(self, user_key: str, server: ProtectedServer) -> str | None:
         return await self._secret_store.get(user_key, server.key) if self._secret_store else None
 
-    def _usable(self, stored: str | None, server: ProtectedServer) -> _Grant | None:
+    def _grant_of(self, stored: str | None, server: ProtectedServer) -> _Grant | None:
+        """The stored grant with the client and the server of today's configuration; None if there is none for
+        its authorization server."""
         if stored is None:
             return None
         grant = self._unsaved.get(stored) or msgspec.json.decode(stored, type=_Grant)
-        # the configuration may have changed: a token must never be sent to another authorization server
+        # a token must never be sent to another authorization server
         if server.issuer is not None and not same_issuer(server.issuer, grant.at.issuer):
             return None
         client = grant.at.client
@@ -245,7 +247,7 @@ class Tokens:
         return grant.usable_until > self._now()
 
     async def _renew_claimed(self, user_key: str, server: ProtectedServer, stored: str | None) -> str | None:
-        grant = self._usable(stored, server)
+        grant = self._grant_of(stored, server)
         if stored is None or grant is None:
             return None
         if not grant.refresh_token:
@@ -266,7 +268,7 @@ class Tokens:
             if status >= 500 or status in (408, 429) or error in _TRANSIENT_ERRORS:
                 raise _not_now(grant)
             current = await self._stored(user_key, server)
-            newer = self._usable(current, server)
+            newer = self._grant_of(current, server)
             if newer is not None and newer.refresh_token != grant.refresh_token:
                 return await self._renew_claimed(user_key, server, current)  # another replica was first
             # only invalid_grant means that the grant is dead; after other errors it stays until a new one
@@ -294,13 +296,13 @@ class Tokens:
         self._unsaved[stored] = grant
         try:
             kept = await self._replace(user_key, server, stored, grant)
-            del self._unsaved[stored]
         except PersistenceUnavailable as error:
             logger.warning("a user's renewed authorization is stored once the store takes it: %s", error)
             saving = asyncio.create_task(self._save(user_key, server, stored, grant), name="store a grant")
             self._saving.add(saving)
             saving.add_done_callback(self._saving.discard)
-            kept = True
+            return True
+        del self._unsaved[stored]
         return kept
 
     async def _replace(self, user_key: str, server: ProtectedServer, stored: str, grant: _Grant) -> bool:
@@ -379,29 +381,22 @@ class Tokens:
 
         One that is then found in the store counts as stored: only the reply was lost.
         """
+        if self._secret_store is None:
+            return
         clock = asyncio.get_running_loop().time
-        deadline = clock() + STORE_SECONDS
+        deadline, text = clock() + STORE_SECONDS, _text_of(grant)
         while True:
+            ttl = None if grant.refresh_token else max(1.0, grant.usable_until - self._now())
             try:
-                return await self._put(user_key, server_key, grant)
+                await self._secret_store.put(user_key, server_key, text, ttl=ttl)
+                return
             except PersistenceUnavailable:
                 if clock() >= deadline:
-                    if await self._is_stored(user_key, server_key, grant):
-                        return None
+                    with suppress(PersistenceUnavailable):
+                        if await self._secret_store.get(user_key, server_key) == text:
+                            return
                     raise
             await asyncio.sleep(STORE_PAUSE)
-
-    async def _put(self, user_key: str, server_key: str, grant: _Grant) -> None:
-        if self._secret_store:
-            ttl = None if grant.refresh_token else max(1.0, grant.usable_until - self._now())
-            await self._secret_store.put(user_key, server_key, _text_of(grant), ttl=ttl)
-
-    async def _is_stored(self, user_key: str, server_key: str, grant: _Grant) -> bool:
-        with suppress(PersistenceUnavailable):
-            return bool(
-                self._secret_store and await self._secret_store.get(user_key, server_key) == _text_of(grant)
-            )
-        return False
 
 
 def _text_of(grant: _Grant) -> str:
