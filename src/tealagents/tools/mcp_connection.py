@@ -80,45 +80,39 @@ class Signals:
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
-        self._over = asyncio.Event()
-        #: set once the session is closed, and the last output of a child process has been read
+        #: set once the session is over
+        self.over = asyncio.Event()
+        #: set once it is closed as well, and the last output of a child process has been read
         self.closed = asyncio.Event()
+        #: set while no call is under way
+        self.idle = asyncio.Event()
+        self.idle.set()
         self._calls = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @contextmanager
     def of_call(self) -> Iterator[None]:
         """Inside this context, a call of the session is under way."""
         self._calls += 1
-        self._idle.clear()
+        self.idle.clear()
         try:
             yield
         finally:
             self._calls -= 1
             if not self._calls:
-                self._idle.set()
+                self.idle.set()
 
     def changed(self) -> None:
         self._wake.set()
 
-    def over(self) -> None:
-        self._over.set()
+    def end(self) -> None:
+        self.over.set()
         self._wake.set()
 
     async def of_change(self) -> bool:
         """Returns once the listing has changed; False once the session is over."""
         await self._wake.wait()
         self._wake.clear()
-        return not self._over.is_set()
-
-    async def of_end(self) -> None:
-        """Returns once the session is over."""
-        await self._over.wait()
-
-    async def of_last_answer(self) -> None:
-        """Returns once no call is under way."""
-        await self._idle.wait()
+        return not self.over.is_set()
 
 
 class MCPConnection:
@@ -171,8 +165,8 @@ class MCPConnection:
             except MCPError as error:
                 if _is_closed(error) and await self._wrote_too_much(signals):
                     raise MCPError(error.code, f"{error.message}: {TOO_LONG}", error.data) from error
-                if error.code in _LOST:
-                    self._renew(client)
+                if error.code in _LOST and self._client is client:
+                    self._lose()
                 if error.code != SESSION_LOST:
                     raise
             # the server refused the call since it has forgotten the session: repeating the call is safe
@@ -219,10 +213,6 @@ class MCPConnection:
     @property
     def ended(self) -> bool:
         return self._task is not None and self._task.done()
-
-    def _renew(self, client: Client) -> None:
-        if self._client is client:
-            self._lose()
 
     def _refusal(self) -> MCPError | None:
         """The server's rejection of the user's token, after which it is not reconnected; None if there is
@@ -294,10 +284,10 @@ class MCPConnection:
                     if _announces(client):
                         group.start_soon(self._listen, client)
                     group.start_soon(self._watch, client)
-                    await self._signals.of_end()
+                    await self._signals.over.wait()
                     if self._scope.deadline == math.inf:  # lost, not closed
                         with anyio.move_on_after(min(LAST_ANSWERS_SECONDS, self._options.timeout / 4)):
-                            await self._signals.of_last_answer()
+                            await self._signals.idle.wait()
                     group.cancel_scope.cancel()
             finally:
                 self._client = None
@@ -358,7 +348,7 @@ class MCPConnection:
     def _lose(self) -> None:
         """Ends the session; new calls wait for the next one."""
         self._up.clear()
-        self._signals.over()
+        self._signals.end()
 
     def _list_again(self) -> None:
         self._signals.changed()
