@@ -9,7 +9,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Self
@@ -53,7 +52,7 @@ _TEXTUAL = ("json", "xml", "yaml", "javascript", "x-www-form-urlencoded", "csv")
 
 
 class OpenAPIPlugin:
-    """The operations of one document. Entering it reads the document and opens the client."""
+    """The operations of one document. Entering it reads the document."""
 
     def __init__(
         self,
@@ -70,7 +69,6 @@ class OpenAPIPlugin:
             options.headers or options.pass_user_token or options.on_behalf_of_scopes
         )
         self._tools: tuple[Tool, ...] = ()
-        self._open = AsyncExitStack()
 
     @property
     def is_at_hand(self) -> bool:
@@ -90,18 +88,16 @@ class OpenAPIPlugin:
         )
         server = _server(self._options, document, where, secret=self._secret)
         _warn_of_other_servers(self._options, chosen, server, where)
-        async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(_client(self._options, server))
-            service = ApiService(self._options, server, client, self._trace_headers)
-            names = tool_names(self._options.plugin_name, [one.function for one in chosen])
-            self._tools = tuple(
-                OpenAPITool(service, operation, name) for operation, name in zip(chosen, names, strict=True)
-            )
-            self._open = stack.pop_all()
+        self._client = _client(self._options, server)  # which connects with the first call
+        service = ApiService(self._options, server, self._client, self._trace_headers)
+        names = tool_names(self._options.plugin_name, [one.function for one in chosen])
+        self._tools = tuple(
+            OpenAPITool(service, operation, name) for operation, name in zip(chosen, names, strict=True)
+        )
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._open.aclose()
+        await self._client.aclose()
 
 
 class OpenAPITool:
@@ -192,8 +188,14 @@ class ApiService:
         except Unsendable as error:
             raise ToolFailed(f"{place}: {error}. Nothing was done.") from error
         except (httpx2.HTTPError, TimeoutError) as error:
+            reason = (
+                f"no answer within {self.options.timeout:g} s"
+                if isinstance(error, TimeoutError | httpx2.TimeoutException)
+                else str(error) or type(error).__name__
+            )
             unknown = operation.method not in _SAFE
-            raise ToolFailed(self._lost(operation.method, place, error), unknown=unknown) from error
+            said = f"{place}: {reason}." + (f" {_UNKNOWN}" if unknown else "")
+            raise ToolFailed(said, unknown=unknown) from error
 
     def _target(self, request: ApiRequest, place: str) -> httpx2.URL:
         """The URL of a request, which must have the server's origin and lie within its base. `ToolFailed`."""
@@ -234,16 +236,6 @@ class ApiService:
                 return _answer_text(answer, method, url, place)
             url = _next(url, answer, method, place)
         raise ToolFailed(f"{place} was redirected more than {MAX_REDIRECTS} times.")
-
-    def _lost(self, method: str, place: str, error: Exception) -> str:
-        reason = (
-            f"no answer within {self.options.timeout:g} s"
-            if isinstance(error, TimeoutError | httpx2.TimeoutException)
-            else str(error) or type(error).__name__
-        )
-        if method in _SAFE:
-            return f"{place}: {reason}."
-        return f"{place}: {reason}. {_UNKNOWN}"
 
 
 def _one_of_each(*sources: Mapping[str, str]) -> httpx2.Headers:
