@@ -68,14 +68,12 @@ class Shared(Generic[T]):
 
     def check_loop(self) -> None:
         """`RuntimeError` if it is in use in another event loop."""
-        if self._busy and self._loop is not asyncio.get_running_loop() and self._loop_runs():
+        loop = self._loop
+        if self._busy and loop and loop is not asyncio.get_running_loop() and loop.is_running():
             raise RuntimeError(
                 "An agent that is entered with `async with`, or has context providers, can be used in one "
                 "event loop at a time; this one is in use in another. Make an agent for each thread."
             )
-
-    def _loop_runs(self) -> bool:
-        return self._loop is not None and self._loop.is_running()
 
     async def enter(self) -> T:
         with self._guard:
@@ -111,51 +109,36 @@ class Shared(Generic[T]):
             await self.leave()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Opened:
     """The resources of an open agent."""
 
-    def __init__(
-        self,
-        config: ServiceConfig,
-        records: RecordStore,
-        providers: Providers,
-        toolsets: Sequence[Toolset],
-        govern: Govern,
-        view: View | None,
-        credential: AzureCredential | None,
-    ) -> None:
-        self.records = records
-        self._providers = providers
-        self._view = view
-        self._config = config
-        self._toolsets = toolsets
-        self._govern = govern
-        self._credential = credential
-        self._stack = AsyncExitStack()
-        self._agents: dict[Kind, AgentSpec] = {}
+    config: ServiceConfig
+    records: RecordStore
+    providers: Providers
+    toolsets: Sequence[Toolset]
+    govern: Govern
+    view: View | None
+    credential: AzureCredential | None
+    #: the agents that have been used so far, and what closes their model clients
+    agents: dict[Kind, AgentSpec]
+    models: AsyncExitStack
 
     async def agent(self, kind: Kind) -> AgentSpec:
         """The agent for one kind of thread; its model client is opened on first use."""
-        if kind not in self._agents:
+        if kind not in self.agents:
             from tealagents.bootstrap import agent_of, model_of
 
-            config = with_kind(self._config, kind)
-            model = model_of(config, self._credential)
-            await self._stack.enter_async_context(Held(model, "model client", ModelConfigError))
-            agent = agent_of(config, model, self._govern)
-            agent.toolbox.load(self._toolsets)
-            view = self._view if kind == "local" else None
-            self._agents[kind] = dataclasses.replace(
-                agent, thread_kind=kind, view=view, providers=self._providers
+            config = with_kind(self.config, kind)
+            model = model_of(config, self.credential)
+            await self.models.enter_async_context(Held(model, "model client", ModelConfigError))
+            agent = agent_of(config, model, self.govern)
+            agent.toolbox.load(self.toolsets)
+            view = self.view if kind == "local" else None
+            self.agents[kind] = dataclasses.replace(
+                agent, thread_kind=kind, view=view, providers=self.providers
             )
-        return self._agents[kind]
-
-    def reload(self) -> None:
-        for agent in self._agents.values():
-            agent.toolbox.reload()
-
-    async def close(self) -> None:
-        await self._stack.aclose()
+        return self.agents[kind]
 
 
 @asynccontextmanager
@@ -167,11 +150,11 @@ async def opened(
     from tealagents.tooling import Tooling
 
     records = record_store_of(config, store, clock)
-    working: list[Opened] = []
+    agents: dict[Kind, AgentSpec] = {}
 
     def changed() -> None:
-        for each in working:
-            each.reload()
+        for agent in agents.values():
+            agent.toolbox.reload()
 
     async with AsyncExitStack() as stack:
         tooling = Tooling(config, records, clock)
@@ -180,6 +163,16 @@ async def opened(
         credential = credential_of(config)
         if credential is not None:
             await stack.enter_async_context(credential)
-        working.append(Opened(config, records, providers, toolsets, tooling.govern, view, credential))
-        stack.push_async_callback(working[0].close)
-        yield working[0]
+        models = AsyncExitStack()
+        stack.push_async_callback(models.aclose)
+        yield Opened(
+            config=config,
+            records=records,
+            providers=providers,
+            toolsets=toolsets,
+            govern=tooling.govern,
+            view=view,
+            credential=credential,
+            agents=agents,
+            models=models,
+        )
