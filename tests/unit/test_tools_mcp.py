@@ -43,7 +43,8 @@ from tealagents.tooling import Tooling
 from tealagents.tools import mcp as adapter
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
-from tealagents.tools.mcp_connection import FIRST_PAUSE, LONGEST_PAUSE, MAX_TOOLS, MCPConnection, fetch_tools
+from tealagents.tools.mcp_connection import FIRST_PAUSE, LONGEST_PAUSE, MCPConnection
+from tealagents.tools.mcp_listing import MAX_TOOLS, fetch_tools
 from tealagents.tools.mcp_results import result_text
 from tealagents.tools.mcp_transport import (
     MAX_ANSWER,

@@ -11,7 +11,7 @@
                       document; `openapi_request`: calling an operation; `schema_check`: whether edited
                       arguments fit)
 `mcp`                 MCP servers (`mcp_connection`: a session; `mcp_transport`: stdio and HTTP;
-                      `mcp_listing`: a server's listing as tools; `mcp_results`: the texts of results;
+                      `mcp_listing`: a server's listing; `mcp_results`: the texts of results;
                       `process_guard`: ends a child process whose parent has died)
 `oauth`               a user's own authorization at another service (`oauth_servers`: requests to such
                       services, and checks of their answers; `oauth_clients`: this service's registrations;

@@ -32,6 +32,7 @@ from pydantic import ValidationError
 from tealagents import __version__
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
+from tealagents.tools.mcp_listing import fetch_tools
 from tealagents.tools.mcp_transport import (
     LAST_WORDS_SECONDS,
     NOTICE_SECONDS,
@@ -53,10 +54,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 #: most seconds for which a session that was lost is kept for the answers of its other calls: refused as well,
 #: they can be made again. At most a quarter of `timeout`, since new calls wait that long for the next session
 LAST_ANSWERS_SECONDS = 0.5
-#: most pages of a listing, and most tools of a server
-MAX_PAGES, MAX_TOOLS = 200, 2_000
-#: most characters of a listing, and most values: processing it blocks the event loop
-MAX_LISTING, MAX_VALUES = 4_000_000, 100_000
 #: seconds a call may take if the options set no limit: the caller has a limit of its own
 _NO_LIMIT = 86_400.0
 #: the codes of a session that the server has forgotten
@@ -515,63 +512,6 @@ def _announces(client: Client) -> bool:
     return (
         client.protocol_version in MODERN_PROTOCOL_VERSIONS and tools is not None and bool(tools.list_changed)
     )
-
-
-async def fetch_tools(client: Client) -> list[types.Tool]:
-    """The server's tools from all pages of its listing; tools beyond the limits are left out with a
-    warning."""
-    if client.server_capabilities.tools is None:
-        return []
-    taken = _Taken()
-    cursor: str | None = None
-    asked: set[str] = set()
-    for _ in range(MAX_PAGES):
-        page = await client.list_tools(cursor=cursor)
-        is_whole = all(map(taken.take, page.tools))
-        cursor = page.next_cursor or None  # some servers end a listing with an empty cursor
-        if cursor is None or cursor in asked or not is_whole:
-            break
-        asked.add(cursor)
-    if cursor is not None or not is_whole:
-        most = (MAX_TOOLS, MAX_LISTING, MAX_VALUES, MAX_PAGES)
-        logger.warning(
-            "an MCP server lists more than %d tools, %d characters, %d values or %d pages, or a page twice; "
-            "the rest is left out",
-            *most,
-        )
-    tools = list(taken.tools.values())
-    # by itself, the SDK forgets removed tools only after a listing of a single page
-    client.session._absorb_tool_listing(types.ListToolsResult(tools=tools), complete=True)
-    return tools
-
-
-class _Taken:
-    """The tools taken from a listing so far."""
-
-    def __init__(self) -> None:
-        #: by name: a tool that is listed twice, because pages shifted in between, counts once
-        self.tools: dict[str, types.Tool] = {}
-        self._size = self._values = 0
-
-    def take(self, tool: types.Tool) -> bool:
-        """Adds a tool; False if the listing exceeds its limits with it."""
-        listed = repr(tool)  # JSON cannot hold everything that a schema may
-        self._size += len(listed)
-        self._values += sum(map(listed.count, ",[{"))
-        if self._size > MAX_LISTING or self._values > MAX_VALUES:
-            return False
-        if tool.name in self.tools or _needs_a_task(tool):
-            return True
-        if len(self.tools) == MAX_TOOLS:
-            return False
-        self.tools[tool.name] = tool
-        return True
-
-
-def _needs_a_task(tool: types.Tool) -> bool:
-    """Whether the tool runs only as a task of the server (2025-11-25): such a tool cannot be called
-    directly."""
-    return tool.execution is not None and tool.execution.task_support == "required"
 
 
 def cause(error: BaseException) -> Exception:

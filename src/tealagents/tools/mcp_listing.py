@@ -1,4 +1,5 @@
-"""An MCP server's listing as tools: their names, their governance, and placeholders for unlisted tools."""
+"""An MCP server's listing: fetched within limits, and as tools, with their names and their governance, and
+placeholders for unlisted tools."""
 
 import hashlib
 import json
@@ -7,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import mcp_types as types
+from mcp.client import Client
 from msgspec.structs import replace
 
 from tealagents.domain.models import Json
@@ -20,6 +22,10 @@ from tealagents.tools.schema_form import as_parameters
 
 logger = logging.getLogger(__name__)
 
+#: most pages of a listing, and most tools of a server
+MAX_PAGES, MAX_TOOLS = 200, 2_000
+#: most characters of a listing, and most values: processing it blocks the event loop
+MAX_LISTING, MAX_VALUES = 4_000_000, 100_000
 #: most characters of a tool's description that the model is sent
 MAX_DESCRIPTION = 4_000
 #: most characters of JSON of one tool's parameters, and the schema that replaces a larger one
@@ -31,6 +37,63 @@ _ANY_OBJECT: Json = {
 }
 #: the function offered where a server lists its tools only for users who have authorized it
 CONNECT = "connect"
+
+
+async def fetch_tools(client: Client) -> list[types.Tool]:
+    """The server's tools from all pages of its listing; tools beyond the limits are left out with a
+    warning."""
+    if client.server_capabilities.tools is None:
+        return []
+    taken = _Taken()
+    cursor: str | None = None
+    asked: set[str] = set()
+    for _ in range(MAX_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        is_whole = all(map(taken.take, page.tools))
+        cursor = page.next_cursor or None  # some servers end a listing with an empty cursor
+        if cursor is None or cursor in asked or not is_whole:
+            break
+        asked.add(cursor)
+    if cursor is not None or not is_whole:
+        most = (MAX_TOOLS, MAX_LISTING, MAX_VALUES, MAX_PAGES)
+        logger.warning(
+            "an MCP server lists more than %d tools, %d characters, %d values or %d pages, or a page twice; "
+            "the rest is left out",
+            *most,
+        )
+    tools = list(taken.tools.values())
+    # by itself, the SDK forgets removed tools only after a listing of a single page
+    client.session._absorb_tool_listing(types.ListToolsResult(tools=tools), complete=True)
+    return tools
+
+
+class _Taken:
+    """The tools taken from a listing so far."""
+
+    def __init__(self) -> None:
+        #: by name: a tool that is listed twice, because pages shifted in between, counts once
+        self.tools: dict[str, types.Tool] = {}
+        self._size = self._values = 0
+
+    def take(self, tool: types.Tool) -> bool:
+        """Adds a tool; False if the listing exceeds its limits with it."""
+        listed = repr(tool)  # JSON cannot hold everything that a schema may
+        self._size += len(listed)
+        self._values += sum(map(listed.count, ",[{"))
+        if self._size > MAX_LISTING or self._values > MAX_VALUES:
+            return False
+        if tool.name in self.tools or _needs_a_task(tool):
+            return True
+        if len(self.tools) == MAX_TOOLS:
+            return False
+        self.tools[tool.name] = tool
+        return True
+
+
+def _needs_a_task(tool: types.Tool) -> bool:
+    """Whether the tool runs only as a task of the server (2025-11-25): such a tool cannot be called
+    directly."""
+    return tool.execution is not None and tool.execution.task_support == "required"
 
 
 class MCPTool:
