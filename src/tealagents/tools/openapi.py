@@ -106,10 +106,9 @@ class OpenAPITool:
     def __init__(self, service: "ApiService", operation: ApiOperation, name: str) -> None:
         self._service = service
         self._operation = operation
-        description = operation.description or f"{operation.method} {operation.path}"
         self.spec = ToolSpec(
             name=name,
-            description=bounded(description, MAX_DESCRIPTION),
+            description=bounded(operation.description or str(operation), MAX_DESCRIPTION),
             parameters=operation.schema,
             governance=Governance(),
             timeout=service.options.timeout,
@@ -176,17 +175,16 @@ class ApiService:
         trace = self._trace_headers()
         if trace.keys().isdisjoint(headers):  # else the operation continues a trace of its own
             headers.update(trace)
-        place = f"{operation.method} {operation.path}"
-        url = self._target(request, place)
+        url = self._target(operation, request)
         try:
             async with asyncio.timeout(self.options.timeout):
-                return await self._sent(operation.method, url, headers, request, place)
+                return await self._sent(operation, url, headers, request)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
             raise ToolFailed(
                 f"{shown(self._url)} cannot be reached: {error or type(error).__name__}. Nothing was done."
             ) from error
         except Unsendable as error:
-            raise ToolFailed(f"{place}: {error}. Nothing was done.") from error
+            raise ToolFailed(f"{operation}: {error}. Nothing was done.") from error
         except (httpx2.HTTPError, TimeoutError) as error:
             reason = (
                 f"no answer within {self.options.timeout:g} s"
@@ -194,20 +192,20 @@ class ApiService:
                 else str(error) or type(error).__name__
             )
             unknown = operation.method not in _SAFE
-            said = f"{place}: {reason}." + (f" {_UNKNOWN}" if unknown else "")
+            said = f"{operation}: {reason}." + (f" {_UNKNOWN}" if unknown else "")
             raise ToolFailed(said, unknown=unknown) from error
 
-    def _target(self, request: ApiRequest, place: str) -> httpx2.URL:
+    def _target(self, operation: ApiOperation, request: ApiRequest) -> httpx2.URL:
         """The URL of a request, which must have the server's origin and lie within its base. `ToolFailed`."""
         base = httpx2.URL(self._url)
         try:
             url = httpx2.URL(self._url + request.target)
         except httpx2.InvalidURL as error:
-            raise ToolFailed(f"{place} cannot be called: {error}. Nothing was done.") from error
+            raise ToolFailed(f"{operation} cannot be called: {error}. Nothing was done.") from error
         same_origin = (url.scheme, url.userinfo, url.netloc) == (base.scheme, base.userinfo, base.netloc)
         within = url.path.startswith(base.path.rstrip("/") + "/") and not leaves_base(request.target)
         if not (same_origin and within):
-            raise ToolFailed(f"{place} cannot be called: its path would leave {shown(self._url)}.")
+            raise ToolFailed(f"{operation} cannot be called: its path would leave {shown(self._url)}.")
         return url
 
     async def _authorization(self, context: ToolContext) -> dict[str, str]:
@@ -228,14 +226,16 @@ class ApiService:
         return {"authorization": f"Bearer {token}"}
 
     async def _sent(
-        self, method: str, url: httpx2.URL, headers: httpx2.Headers, request: ApiRequest, place: str
+        self, operation: ApiOperation, url: httpx2.URL, headers: httpx2.Headers, request: ApiRequest
     ) -> str:
         for _ in range(1 + MAX_REDIRECTS):
-            answer = await fetch(self._client, method, url, cut=True, headers=headers, **request.body)
+            answer = await fetch(
+                self._client, operation.method, url, cut=True, headers=headers, **request.body
+            )
             if not _is_redirect(answer):
-                return _answer_text(answer, method, url, place)
-            url = _next(url, answer, method, place)
-        raise ToolFailed(f"{place} was redirected more than {MAX_REDIRECTS} times.")
+                return _answer_text(answer, url, operation)
+            url = _next(url, answer, operation)
+        raise ToolFailed(f"{operation} was redirected more than {MAX_REDIRECTS} times.")
 
 
 def _one_of_each(*sources: Mapping[str, str]) -> httpx2.Headers:
@@ -258,31 +258,31 @@ def _is_redirect(answer: Fetched) -> bool:
     return answer.status in (301, 302, 303, 307, 308) and "location" in answer.headers
 
 
-def _next(url: httpx2.URL, answer: Fetched, method: str, place: str) -> httpx2.URL:
+def _next(url: httpx2.URL, answer: Fetched, operation: ApiOperation) -> httpx2.URL:
     """The target of a redirect within the origin. `ToolFailed` for any other."""
     location = answer.headers["location"]
     try:
         target = url.join(location)
     except httpx2.InvalidURL:
-        raise ToolFailed(f"{place} was redirected to what is not a URL: not followed.") from None
+        raise ToolFailed(f"{operation} was redirected to what is not a URL: not followed.") from None
     same_origin = (target.scheme, target.host, target.port) == (url.scheme, url.host, url.port)
-    keeps_method = method in ("GET", "HEAD") or answer.status in (307, 308)
+    keeps_method = operation.method in ("GET", "HEAD") or answer.status in (307, 308)
     if keeps_method and same_origin and not target.userinfo:
         return target
-    where = f"{place} was redirected to {shown(str(target))}: not followed."
+    where = f"{operation} was redirected to {shown(str(target))}: not followed."
     if keeps_method:
         raise ToolFailed(where)
     raise ToolFailed(f"{where} {_UNKNOWN}", unknown=True)  # many services redirect when they are done
 
 
-def _answer_text(answer: Fetched, method: str, url: httpx2.URL, place: str) -> str:
+def _answer_text(answer: Fetched, url: httpx2.URL, operation: ApiOperation) -> str:
     status, content = f"{answer.status} {answer.reason}".strip() + _hints(answer, url), answer.content
     if answer.status >= 300:
         given = content.decode(answer.charset, "replace") or "no reason given"
         reason = bounded(given, MAX_REASON, more=answer.cut)
-        said = f"{place} answered {status}: {reason}"
+        said = f"{operation} answered {status}: {reason}"
         redirected = answer.status < 400 and answer.status not in (307, 308)  # these want it repeated
-        if method not in _SAFE and (redirected or may_be_done(answer.status, answer.headers)):
+        if operation.method not in _SAFE and (redirected or may_be_done(answer.status, answer.headers)):
             raise ToolFailed(f"{said}\n{_UNKNOWN}", unknown=True)
         if answer.status == 401:
             raise _Unauthorized(said)

@@ -106,6 +106,9 @@ class ApiOperation:
     #: URLs of servers that the document names for it or its path, none of which is the document's
     servers: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
 
 class _DocumentPart(BaseModel):
     model_config = ConfigDict(extra="ignore")
