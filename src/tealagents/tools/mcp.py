@@ -84,10 +84,10 @@ class MCPServer:
         self._shared: MCPConnection | None = None
         self._users = _UserConnections(options, self._take_own_listing)
         self._lister = Lister(options, self.call, self.connect)
-        self._connect_tool = self._lister.connect_tool()
+        #: the tools while there is no anonymous listing
+        self._connecting = (self._lister.connect_tool(),)
         #: the anonymous listing; None while the server lists its tools for users only
         self._listing: Listing | None = None
-        self._offered: tuple[Tool, ...] = ()
         #: the listing of each user, for that user only, by the user's key; least recently used first
         self._own: OrderedDict[str, Listing] = OrderedDict()
         asks = options.auth_server or options.scopes or options.on_behalf_of_scopes
@@ -108,21 +108,20 @@ class MCPServer:
 
     def tools(self) -> Sequence[Tool]:
         """The tools for all users: those of the anonymous listing, or the tool that connects a user."""
-        return self._offered
+        return self._connecting if self._listing is None else self._listing.tools
 
     def tools_of(self, owner: User) -> Sequence[Tool]:
         """The tools that the server listed for this user; those of `tools` if the user is not connected
         yet."""
         own = self._own.get(owner.key)
-        return self._offered if own is None else own.tools
+        return self.tools() if own is None else own.tools
 
     def find(self, name: str) -> Tool | None:
         """A tool by its name; without an anonymous listing, any name with this server's prefix is tried."""
         if self._listing is not None:
             return self._listing.named(name)
-        if name == self._connect_tool.spec.name:
-            return self._connect_tool
-        return self._lister.unlisted(name)
+        [connect_tool] = self._connecting
+        return connect_tool if name == connect_tool.spec.name else self._lister.unlisted(name)
 
     async def __aenter__(self) -> Self:
         connection = MCPConnection(self.options, self._take_listing)
@@ -135,7 +134,6 @@ class MCPServer:
                 raise ToolsetError(self._at_start(error_text(error))) from error
             logger.info("MCP server %s lists its tools only for users", self.options.name)
             self._challenge = _challenge_of(error)
-            self._offered = (self._connect_tool,)
         else:
             self._shared = connection
         return self
@@ -155,7 +153,6 @@ class MCPServer:
         before = self._listing
         self._listing = self._lister.listing(tools, before)
         if before is None or self._listing.tools is not before.tools:
-            self._offered = self._listing.tools
             self._lister.report(self._listing)
             if before is not None and self._changed:
                 self._changed()
