@@ -167,7 +167,7 @@ class ReportingClient(BoundedClient):
             response = await super().send(request, stream=True, **options)
             response.stream = _WholeCharacters(response.stream)
             if is_stream(response):
-                response.stream = _Sparse(response.stream, break_is_end=listens)
+                response.stream = _BoundedEvents(response.stream, break_is_end=listens)
             else:
                 # read here, so that an answer refused halfway is reported as well
                 _check_marks(_marks(await response.aread()))
@@ -336,7 +336,7 @@ class _WholeCharacters(httpx2.AsyncByteStream):
         await self._body.aclose()
 
 
-class _Sparse(httpx2.AsyncByteStream):
+class _BoundedEvents(httpx2.AsyncByteStream):
     """The body of an event stream; raises `SSEError` for an event with more than `MAX_MARKS` values."""
 
     def __init__(self, body: Any, *, break_is_end: bool) -> None:

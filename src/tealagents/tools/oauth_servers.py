@@ -148,7 +148,7 @@ class Issuer(NamedTuple):
         if not self._is_expected(url):
             address = await public_address(url)
             if address is None:
-                raise unusable(url, "its address is not public, and the config does not name it")
+                raise _unusable(url, "its address is not public, and the config does not name it")
             headers["host"] = target.netloc.decode("ascii")
             extensions["sni_hostname"] = target.host
             target = target.copy_with(host=address)
@@ -161,7 +161,7 @@ class Issuer(NamedTuple):
             ) as client:
                 answer = await fetch(client, method, target, extensions=extensions, **body)
         except httpx2.HTTPError as error:
-            raise unusable(url, f"{type(error).__name__}: {error}") from error
+            raise _unusable(url, f"{type(error).__name__}: {error}") from error
         return answer.status, json_object(answer.content) or {}
 
     def check(self, url: str) -> None:
@@ -175,12 +175,12 @@ class Issuer(NamedTuple):
             plain_is_fine = self._is_expected(url) and is_loopback(self.url) and is_loopback(url)
             fine = parts.scheme == "https" or (parts.scheme == "http" and plain_is_fine)
             if not fine or not parts.hostname or "@" in parts.netloc or parts.port == 0:
-                raise unusable(url, "it is not https")
+                raise _unusable(url, "it is not https")
             if "#" in url or not is_one_word(url):
-                raise unusable(url, "it has a fragment, blanks or invisible characters, or is too long")
+                raise _unusable(url, "it has a fragment, blanks or invisible characters, or is too long")
             httpx2.URL(url)
         except (ValueError, httpx2.InvalidURL) as error:
-            raise unusable(url, "it is not a URL") from error
+            raise _unusable(url, "it is not a URL") from error
 
     def _is_expected(self, url: str) -> bool:
         """Whether the config implies calls to this URL, even at a private address: any URL of a named issuer;
@@ -209,7 +209,7 @@ def _texts(value: object) -> list[str]:
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
-def unusable(url: str, reason: str) -> ToolFailed:
+def _unusable(url: str, reason: str) -> ToolFailed:
     """The error for a URL that is not called. `reason` is only logged, for the operator."""
     place = shown(url)[:200] or "An empty URL"
     logger.warning("%r is not used for authorization: %s", place, reason)
