@@ -15,6 +15,7 @@ protected resource).
 """
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 import time
@@ -100,13 +101,14 @@ class Consents:
             # the challenge names the scopes of one call (RFC 6750, section 3.1); the new token must keep
             # those that are granted already
             scopes = (*self.tokens.granted_scopes(user_key, server.key), *challenge.scopes)
-            challenge = Challenge(resource_metadata=challenge.resource_metadata, scopes=scopes)
+            challenge = dataclasses.replace(challenge, scopes=scopes)
         async with self._locks.setdefault(link_key, asyncio.Lock()):
             consent = await self.tokens.last_consent(user_key, server.key)
-            known = await self._pending.link(link_key, consent)
-            is_enough = known is not None and set(challenge.scopes) <= set(known[0].scopes)
-            if known is not None and is_enough and await self._registrations.is_client(server, known[0].at):
-                return known[1]
+            if (known := await self._pending.link(link_key, consent)) is not None:
+                pending, authorization = known
+                is_enough = set(challenge.scopes) <= set(pending.scopes)
+                if is_enough and await self._registrations.is_client(server, pending.at):
+                    return authorization
             state, pending, url = await self._begin(context, server, challenge, consent)
             authorization = NeedsAuthorization(server.name, url, pending.scopes)
             await self._pending.remember(state, pending, link_key, authorization)
