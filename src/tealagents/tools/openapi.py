@@ -51,8 +51,12 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 _TEXTUAL = ("json", "xml", "yaml", "javascript", "x-www-form-urlencoded", "csv")
 
 
+class _Unauthorized(ToolFailed):
+    """The service refused the credentials (401): nothing was done."""
+
+
 class OpenAPIPlugin:
-    """The operations of one document. Entering it reads the document."""
+    """The operations of one document, and their calls. Entering it reads the document."""
 
     def __init__(
         self,
@@ -63,7 +67,7 @@ class OpenAPIPlugin:
     ) -> None:
         """`authorized`: its calls may carry tokens that the catalogue's `auth` asked users for.
         `trace_headers`: those that continue the trace of the current call at the service."""
-        self._options = options
+        self.options = options
         self._trace_headers = trace_headers
         self._secret = authorized or bool(
             options.headers or options.pass_user_token or options.on_behalf_of_scopes
@@ -73,84 +77,33 @@ class OpenAPIPlugin:
     @property
     def is_at_hand(self) -> bool:
         """Whether it is opened without asking a server: its document is a file."""
-        return not is_http_url(self._options.openapi_json_path)
+        return not is_http_url(self.options.openapi_json_path)
 
     def tools(self) -> Sequence[Tool]:
         return self._tools
 
     async def __aenter__(self) -> Self:
-        content = await _content(self._options.openapi_json_path)
-        where = shown(self._options.openapi_json_path)
+        content = await _content(self.options.openapi_json_path)
+        where = shown(self.options.openapi_json_path)
         # large documents take their time
         document = await asyncio.to_thread(parsed, content, where)
         chosen = await asyncio.to_thread(
-            operations, document, where, self._options.operations, self._options.headers
+            operations, document, where, self.options.operations, self.options.headers
         )
-        server = _server(self._options, document, where, secret=self._secret)
-        _warn_of_other_servers(self._options, chosen, server, where)
-        self._client = _client(self._options, server)  # which connects with the first call
-        service = ApiService(self._options, server, self._client, self._trace_headers)
-        names = tool_names(self._options.plugin_name, [one.function for one in chosen])
+        #: where requests go
+        self._url = _server(self.options, document, where, secret=self._secret)
+        _warn_of_other_servers(self.options, chosen, self._url, where)
+        self._client = _client(self.options, self._url)  # which connects with the first call
+        names = tool_names(self.options.plugin_name, [one.function for one in chosen])
         self._tools = tuple(
-            OpenAPITool(service, operation, name) for operation, name in zip(chosen, names, strict=True)
+            OpenAPITool(self, operation, name) for operation, name in zip(chosen, names, strict=True)
         )
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self._client.aclose()
 
-
-class OpenAPITool:
-    """One operation."""
-
-    def __init__(self, service: "ApiService", operation: ApiOperation, name: str) -> None:
-        self._service = service
-        self._operation = operation
-        self.spec = ToolSpec(
-            name=name,
-            description=bounded(operation.description or str(operation), MAX_DESCRIPTION),
-            parameters=operation.schema,
-            governance=Governance(),
-            timeout=service.options.timeout,
-            waits=TOKEN_SECONDS,
-            plugin=plugin_of(service.options.plugin_name),
-        )
-
-    def check(self, arguments: Json) -> None:
-        """`ToolFailed` if no request can be made from the arguments, or if they violate the schema.
-
-        Only edits of approvers are checked against the schema, since an approver has to know what will run.
-        The model's arguments are left to the service, which may convert them.
-        """
-        request_of(self._operation, arguments)
-        schema = self.spec.parameters
-        # as in a request, null means absent
-        absent = {name for name, value in arguments.items() if value is None} - {*schema.get("required", ())}
-        check_against(schema, {name: one for name, one in arguments.items() if name not in absent})
-
-    async def call(self, context: ToolContext, arguments: Json) -> str:
-        request = request_of(self._operation, arguments)
-        return await self._service.answer(context, self._operation, request)
-
-
-class _Unauthorized(ToolFailed):
-    """The service refused the credentials (401): nothing was done."""
-
-
-class ApiService:
-    """Sends requests to one server."""
-
-    def __init__(
-        self,
-        options: RemotePluginOptions,
-        url: str,
-        client: BoundedClient,
-        trace_headers: Callable[[], Mapping[str, str]],
-    ) -> None:
-        self.options = options
-        self._trace_headers = trace_headers
-        self._url = url
-        self._client = client
+    # --- calls ---
 
     async def answer(self, context: ToolContext, operation: ApiOperation, request: ApiRequest) -> str:
         """The answer's text. Raises `NeedsAuthorization` if the service refuses the user's token, and
@@ -236,6 +189,39 @@ class ApiService:
                 return _answer_text(answer, url, operation)
             url = _next(url, answer, operation)
         raise ToolFailed(f"{operation} was redirected more than {MAX_REDIRECTS} times.")
+
+
+class OpenAPITool:
+    """One operation."""
+
+    def __init__(self, plugin: OpenAPIPlugin, operation: ApiOperation, name: str) -> None:
+        self._plugin = plugin
+        self._operation = operation
+        self.spec = ToolSpec(
+            name=name,
+            description=bounded(operation.description or str(operation), MAX_DESCRIPTION),
+            parameters=operation.schema,
+            governance=Governance(),
+            timeout=plugin.options.timeout,
+            waits=TOKEN_SECONDS,
+            plugin=plugin_of(plugin.options.plugin_name),
+        )
+
+    def check(self, arguments: Json) -> None:
+        """`ToolFailed` if no request can be made from the arguments, or if they violate the schema.
+
+        Only edits of approvers are checked against the schema, since an approver has to know what will run.
+        The model's arguments are left to the service, which may convert them.
+        """
+        request_of(self._operation, arguments)
+        schema = self.spec.parameters
+        # as in a request, null means absent
+        absent = {name for name, value in arguments.items() if value is None} - {*schema.get("required", ())}
+        check_against(schema, {name: one for name, one in arguments.items() if name not in absent})
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        request = request_of(self._operation, arguments)
+        return await self._plugin.answer(context, self._operation, request)
 
 
 def _one_of_each(*sources: Mapping[str, str]) -> httpx2.Headers:
