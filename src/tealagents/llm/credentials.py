@@ -17,6 +17,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
@@ -183,7 +184,9 @@ class AzureCredential:
         acquire: Acquire | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._acquire = acquire if acquire is not None else _acquirer(options)
+        is_managed = options.kind == "managed_identity"
+        request = _managed_identity_token if is_managed else _client_credentials_token
+        self._acquire = acquire or partial(request, options)
         self._now = now
         self._token = Token("", 0)
         self._renewal: asyncio.Task[None] | None = None
@@ -226,12 +229,6 @@ def _report(renewal: "asyncio.Task[None]") -> None:
     """Logs a failed renewal, whether or not a caller is waiting for it."""
     if not renewal.cancelled() and (failure := renewal.exception()) is not None:
         _log.warning("The Azure token could not be renewed: %s", quoted(str(failure)))
-
-
-def _acquirer(options: AzureCredentialOptions) -> Acquire:
-    if options.kind == "managed_identity":
-        return lambda: _managed_identity_token(options)
-    return lambda: _client_credentials_token(options)
 
 
 # --- the client credentials grant -----------------------------------------------------------------
