@@ -276,7 +276,7 @@ def settings_of(config: ServiceConfig) -> ApiSettings:
         idle_connection_seconds=config.limits.idle_connection_seconds,
         cors_origins=config.cors_origins,
         auditor_role=(config.auth.entra and config.auth.entra.auditor_role) or "auditor",
-        is_local=is_loopback_host if is_open(config) else None,
+        local_only=is_open(config),
     )
 
 

@@ -50,8 +50,7 @@ class Host:
                 "The service has not been started: its lifespan has not run. An application that it is "
                 "mounted in must enter it in its own, as Starlette(lifespan=service.lifespan) does."
             )
-        is_local = self.exchange.settings.is_local
-        if is_local is not None and (reason := local.refusal(scope, is_local)):
+        if self.exchange.settings.local_only and (reason := local.refusal(scope)):
             await local.refuse(reason, scope, receive, send)
             return
         sse.remember_connection(scope, send)

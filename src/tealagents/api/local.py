@@ -6,12 +6,10 @@ address, names a loopback host, and bears no mark of a proxy. (A proxy on this m
 calls the service by a loopback name, looks like any other client.)
 """
 
-from collections.abc import Callable
-
 from starlette.types import Receive, Scope, Send
 
 from tealagents.api.http import problem_document, problem_response
-from tealagents.outbound.addresses import host_of
+from tealagents.outbound.addresses import host_of, is_loopback_host
 
 #: what proxies and content delivery networks add to a request
 _PASSED_ON = frozenset(
@@ -25,15 +23,15 @@ _PASSED_ON = frozenset(
 )
 
 
-def refusal(scope: Scope, is_local: Callable[[str], bool]) -> str | None:
+def refusal(scope: Scope) -> str | None:
     """Why this request is not answered; None where it is."""
     address, port = scope.get("server") or ("", None)
-    if port is not None and not is_local(address):  # no client chooses where its connection comes in
+    if port is not None and not is_loopback_host(address):  # no client chooses where its connection comes in
         return "The service was called at an address that is not loopback"
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     hosts = [value for name, value in headers if name == b"host"]
     host = hosts[0] if len(hosts) == 1 else b""
-    if not host.isascii() or not is_local(host_of(f"//{host.decode('ascii')}")):
+    if not host.isascii() or not is_loopback_host(host_of(f"//{host.decode('ascii')}")):
         return "Host: must be a loopback address or localhost"
     if passed_on := sorted(name.decode("ascii") for name, _ in headers if name in _PASSED_ON):
         return f"{passed_on[0]}: requests that a proxy passes on are not answered"

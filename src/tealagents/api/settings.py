@@ -43,8 +43,8 @@ class ApiSettings:
     auditor_role: str = "auditor"
     #: where clients see the root of this service; None: where they call it
     public_url: str | None = None
-    #: whether a `Host` may be asked for; None: any may
-    is_local: Callable[[str], bool] | None = None
+    #: whether only requests from this machine are answered (`local`)
+    local_only: bool = False
     metadata: Json = field(default_factory=dict)
     dependencies: dict[str, Probe] = field(default_factory=dict)
     #: where the console is; None where it is not served

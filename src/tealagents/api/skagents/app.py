@@ -110,9 +110,8 @@ class StatelessApp:
         self._app = observed(partial(sse.answer, with_cors(app, front.settings, allowed=taken)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_local = self._front.settings.is_local
         if scope["type"] == "http":
-            if is_local is not None and (reason := local.refusal(scope, is_local)):
+            if self._front.settings.local_only and (reason := local.refusal(scope)):
                 await local.refuse(reason, scope, receive, send)
                 return
             sse.remember_connection(scope, send)
@@ -184,8 +183,7 @@ class StatelessApp:
 
     async def _invoke_stream(self, socket: WebSocket) -> None:
         """Receives one JSON message and sends the answer's deltas as text messages, without ids or events."""
-        is_local = self._front.settings.is_local
-        if is_local is not None and (reason := local.refusal(socket.scope, is_local)):
+        if self._front.settings.local_only and (reason := local.refusal(socket.scope)):
             await socket.send_denial_response(documents.refusal(InvalidRequest("", reason), ""))
             return
         try:
