@@ -30,11 +30,9 @@ async def identified(request: Request, parameter: str) -> tuple[Exchange, Caller
     return exchange, await exchange.identify(request), identifier(request, parameter)
 
 
-async def place(
-    request: Request, kind: Kind, parameter: str, *, reading: bool = False
-) -> tuple[Exchange, str, str]:
+async def place(request: Request, kind: Kind, *, reading: bool = False) -> tuple[Exchange, str, str]:
     """The exchange, the partition and the id of what the path names, which the caller may use."""
-    exchange, caller, name = await identified(request, parameter)
+    exchange, caller, name = await identified(request, f"{kind.__name__}_id")
     return exchange, await exchange.locate(caller, kind, name, reading=reading), name
 
 

@@ -43,7 +43,7 @@ async def list_sessions(request: Request, limit: Limit = 50, cursor: Cursor = No
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def get_session(request: Request, session_id: SessionId) -> Response:
-    exchange, partition, name = await place(request, keys.session, "session_id", reading=True)
+    exchange, partition, name = await place(request, keys.session, reading=True)
     tasks = await exchange.catalog.tasks(
         partition, session_id=name, status=None, cursor=None, limit=TASKS_SHOWN
     )
@@ -62,6 +62,6 @@ async def get_session(request: Request, session_id: SessionId) -> Response:
     responses=openapi.problem_responses(*READ_CODES, "task_busy"),
 )
 async def delete_session(request: Request, session_id: SessionId) -> Response:
-    exchange, partition, name = await place(request, keys.session, "session_id")
+    exchange, partition, name = await place(request, keys.session)
     await exchange.eraser.delete_session(partition, name)
     return Response(status_code=204)

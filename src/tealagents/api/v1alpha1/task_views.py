@@ -31,7 +31,7 @@ async def list_messages(
     limit: Limit = 50,
     cursor: Position = None,
 ) -> Response:
-    exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
+    exchange, partition, name = await place(request, keys.task, reading=True)
     after = number_cursor(cursor)
     path = await _path(exchange, partition, name, checkpoint_id)
     found, more = await exchange.history.messages(partition, name, path, after=after, limit=limit)
@@ -49,7 +49,7 @@ async def list_messages(
 async def list_steps(
     request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
 ) -> Response:
-    exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
+    exchange, partition, name = await place(request, keys.task, reading=True)
     after = number_cursor(cursor)
     tail = (await exchange.tasks.head(partition, name, reading=True)).value.tail_seq
     found, more = await exchange.history.steps(partition, name, tail, after=after, limit=limit)
@@ -67,7 +67,7 @@ async def list_steps(
 async def list_audit(
     request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
 ) -> Response:
-    exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
+    exchange, partition, name = await place(request, keys.task, reading=True)
     after = number_cursor(cursor)
     tail = (await exchange.tasks.head(partition, name, reading=True)).value.tail_seq
     found, more = await exchange.history.entries(partition, name, tail, after=after, limit=limit)
@@ -92,7 +92,7 @@ async def list_checkpoints(
     limit: Limit = 50,
     cursor: Position = None,
 ) -> Response:
-    exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
+    exchange, partition, name = await place(request, keys.task, reading=True)
     before = number_cursor(cursor) if cursor is not None else None
     head = (await exchange.tasks.head(partition, name, reading=True)).value
     tail = head.tail_seq if before is None else min(before - 1, head.tail_seq)

@@ -63,7 +63,7 @@ async def list_tasks(
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def get_task(request: Request, task_id: TaskId) -> Response:
-    exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
+    exchange, partition, name = await place(request, keys.task, reading=True)
     return json_response(documents.task((await exchange.tasks.head(partition, name, reading=True)).value))
 
 
@@ -104,6 +104,6 @@ async def patch_task(request: Request, task_id: TaskId) -> Response:
     responses=openapi.problem_responses(*READ_CODES, "task_busy"),
 )
 async def delete_task(request: Request, task_id: TaskId) -> Response:
-    exchange, partition, name = await place(request, keys.task, "task_id")
+    exchange, partition, name = await place(request, keys.task)
     await exchange.eraser.delete_task(partition, name)
     return Response(status_code=204)

@@ -85,7 +85,7 @@ async def fork_task(request: Request, task_id: TaskId) -> Response:
     },
 )
 async def export_task(request: Request, task_id: TaskId) -> Response:
-    exchange, partition, name = await place(request, keys.task, "task_id", reading=True)
+    exchange, partition, name = await place(request, keys.task, reading=True)
     return json_response(await export(exchange.tasks, partition, name))
 
 
