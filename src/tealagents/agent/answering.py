@@ -36,7 +36,7 @@ from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.resuming import not_to_its_end
 from tealagents.engine.toolbox import CallContext
-from tealagents.engine.turn import TurnInput, TurnLoop, TurnPaused, open_turn
+from tealagents.engine.turn import TurnInput, TurnPaused, open_turn
 from tealagents.state.decisions import decision_step
 from tealagents.state.history import in_call_order
 from tealagents.state.memories import Memory
@@ -151,14 +151,13 @@ class Answering(Struct, frozen=True, kw_only=True):
         conversation = ThreadConversation(self.thread, agent.model, self.records, self.user)
         time = TimeLeft(agent.limits.request_timeout_seconds, recorder.clock)
         async with time.spent():
-            turn = await open_turn(agent, conversation, self._input())
-        loop = TurnLoop(agent, turn, recorder, context, streamed=streamed)
+            turn = await open_turn(agent, conversation, self._input(), recorder, context, streamed=streamed)
         last: turns.TurnDone | None = None
         calls: dict[str, ToolCall] = {}
         try:
             resumption: Resumption | None = None
             while last is None:
-                async with aclosing(loop.events(resumption)) as events:
+                async with aclosing(turn.events(resumption)) as events:
                     while (happened := await time.next(events)) is not None:
                         if isinstance(happened, TurnPaused):
                             resumption = await self._decided(happened.needed)
@@ -172,10 +171,10 @@ class Answering(Struct, frozen=True, kw_only=True):
         except BaseException as error:
             # including a cancel, a stream that is not read to its end, and an error from `approve`
             if isinstance(self.thread, RemoteThread):
-                self.thread.abandon(loop.remote_id, *loop.left)
-            await turn.failed(recorder.response, error)
+                self.thread.abandon(turn.remote_id, *turn.left)
+            await turn.failed(error)
             raise
-        await self._keep(last, loop.left)
+        await self._keep(last, turn.left)
         yield AgentAnswer(
             text="".join(recorder.output),
             messages=tuple(in_call_order(recorder.response)),

@@ -37,7 +37,7 @@ from tealagents.engine.publishing import Publisher
 from tealagents.engine.recorder import TaskRecorder
 from tealagents.engine.resuming import retried
 from tealagents.engine.toolbox import CallContext
-from tealagents.engine.turn import Turn, TurnDone, TurnLoop, TurnPaused, open_turn
+from tealagents.engine.turn import Turn, TurnDone, TurnPaused, open_turn
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
 from tealagents.state.decisions import digest_of
@@ -199,12 +199,15 @@ class Run:
             await conversations.recall(writer, recorder)
         elif writer.request.retries is not None:
             resumption = await retried(self._tasks, writer.partition, writer.request.retries, recorder)
-        conversation = TaskConversation(conversations, writer)
         turn = self._turn = await open_turn(
-            self._agent, conversation, conversations.turn_input(writer, recorder)
+            self._agent,
+            TaskConversation(conversations, writer),
+            conversations.turn_input(writer, recorder),
+            recorder,
+            self._context,
+            streamed=self._streamed,
         )
-        loop = TurnLoop(self._agent, turn, recorder, self._context, streamed=self._streamed)
-        async with aclosing(loop.events(resumption)) as events:
+        async with aclosing(turn.events(resumption)) as events:
             return await self._shown(events)
 
     async def _shown(
@@ -326,7 +329,7 @@ class Run:
         """Stores that the request ended without an answer; context providers are given `error`."""
         since = self._recorder.since
         if self._turn is not None:
-            self._recorder.noted(await self._turn.failed(self._recorder.response, error))
+            self._recorder.noted(await self._turn.failed(error))
         rest = await self.stream.flush(self._persist)
         now, outcome, last_event = self._now(), self._produced(), self.stream.last_id + 1
         drafts = [*self._recorder.take(), *self._unreturned(now)]

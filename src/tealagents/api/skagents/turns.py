@@ -46,7 +46,7 @@ from tealagents.engine.observer import Load
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.resuming import not_to_its_end
 from tealagents.engine.toolbox import CallContext
-from tealagents.engine.turn import TurnDone, TurnInput, TurnLoop, TurnPaused, open_turn
+from tealagents.engine.turn import TurnDone, TurnInput, TurnPaused, open_turn
 from tealagents.limits import Limits
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
@@ -335,12 +335,13 @@ class _Call:
             owner=self._caller.user,
             said=recorder.messages,
         )
-        turn = await open_turn(agent, GivenConversation(agent.model, history[:-1]), given)
-        loop = TurnLoop(agent, turn, recorder, self._context(agent), streamed=streamed)
+        conversation = GivenConversation(agent.model, history[:-1])
+        context = self._context(agent)
+        turn = await open_turn(agent, conversation, given, recorder, context, streamed=streamed)
         resumption: Resumption | None = None
         try:
             while True:
-                async with aclosing(loop.events(resumption)) as events:
+                async with aclosing(turn.events(resumption)) as events:
                     async for happened in events:
                         if isinstance(happened, TurnPaused):
                             resumption = self._rejected(happened.needed)
