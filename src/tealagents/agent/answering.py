@@ -149,9 +149,10 @@ class Answering(Struct, frozen=True, kw_only=True):
     async def answering(self, *, streamed: bool) -> AsyncGenerator[Update | AgentAnswer, None]:
         agent, recorder, context = self.agent, self.recorder, self._call_context()
         conversation = ThreadConversation(self.thread, agent.model, self.records, self.user)
+        given = TurnInput(context=context, said=recorder.messages, setup=self.setup)
         time = TimeLeft(agent.limits.request_timeout_seconds, recorder.clock)
         async with time.spent():
-            turn = await open_turn(agent, conversation, self._input(), recorder, context, streamed=streamed)
+            turn = await open_turn(agent, conversation, given, recorder, streamed=streamed)
         last: turns.TurnDone | None = None
         calls: dict[str, ToolCall] = {}
         try:
@@ -182,17 +183,6 @@ class Answering(Struct, frozen=True, kw_only=True):
             request_id=recorder.request_id,
             steps=tuple(recorder.steps),
             extra_data=context.extra_data,
-        )
-
-    def _input(self) -> TurnInput:
-        thread_id = self.thread.thread_id
-        return TurnInput(
-            session_id=thread_id,
-            task_id=thread_id,
-            request_id=self.recorder.request_id,
-            owner=self.user,
-            said=self.recorder.messages,
-            setup=self.setup,
         )
 
     def _call_context(self) -> CallContext:

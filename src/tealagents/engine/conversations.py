@@ -8,6 +8,7 @@ from tealagents.domain.models import Head, Json, Message
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import effects_note
 from tealagents.engine.recorder import Recorder
+from tealagents.engine.toolbox import CallContext
 from tealagents.engine.turn import TurnInput
 from tealagents.state.history import before_open_tool_round, in_call_order
 from tealagents.state.memories import Memory
@@ -96,12 +97,11 @@ class TaskConversations:
         self.whole = Windows(history, records, encode, remembers=remembers)
         self.windows: Windows[Part] | Windows[bytes] = self.whole if agent.view is None else self.viewed
 
-    def turn_input(self, writer: TaskWriter, recorder: Recorder) -> TurnInput:
+    def turn_input(self, writer: TaskWriter, recorder: Recorder, context: CallContext) -> TurnInput:
         """The input of a request's turn."""
         request, effects = writer.request, effects_note(writer.head)
         return TurnInput(
-            **request.ids,
-            owner=writer.head.owner,
+            context=context,
             said=before_open_tool_round(in_call_order(recorder.messages)),
             resumed=writer.message is None,
             setup=request.setup,

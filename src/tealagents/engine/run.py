@@ -202,9 +202,8 @@ class Run:
         turn = self._turn = await open_turn(
             self._agent,
             TaskConversation(conversations, writer),
-            conversations.turn_input(writer, recorder),
+            conversations.turn_input(writer, recorder, self._context),
             recorder,
-            self._context,
             streamed=self._streamed,
         )
         async with aclosing(turn.events(resumption)) as events:

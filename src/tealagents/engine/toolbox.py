@@ -159,6 +159,10 @@ class CallContext:
         self._measures.put(key, encoded)
         self.extra_data[key] = plain
 
+    @property
+    def owner(self) -> User:
+        return self._owner
+
     def require_owner(self) -> None:
         """`NeedsOwner` if another user runs the call: an approver never uses the owner's credentials."""
         if self._actor != self._owner:

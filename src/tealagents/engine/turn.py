@@ -18,7 +18,6 @@ from tealagents.domain.models import (
     Json,
     Message,
     RequestSetup,
-    User,
 )
 from tealagents.domain.paths import count_rounds
 from tealagents.engine.agent import AgentSpec
@@ -56,10 +55,8 @@ _NOTHING = Gathered()
 class TurnInput(Struct, frozen=True, kw_only=True):
     """The input of a turn."""
 
-    session_id: str
-    task_id: str
-    request_id: str
-    owner: User
+    #: what the tools see of the request
+    context: CallContext
     #: the user's message; after a pause, all messages of the request so far
     said: Sequence[Message]
     resumed: bool = False
@@ -215,14 +212,10 @@ async def open_turn(
     conversation: Conversation,
     given: TurnInput,
     recorder: Recorder,
-    call_context: CallContext,
     *,
     streamed: bool,
 ) -> Turn:
-    """Composes a turn: reads the context, asks the context providers, collects prompt and tools.
-
-    `call_context` is what the tools see of the request.
-    """
+    """Composes a turn: reads the context, asks the context providers, collects prompt and tools."""
     remembered = await conversation.remembered()
     gathered = await _gather(agent, conversation, given, remembered)
     toolbox = _toolbox(agent, given, gathered)
@@ -235,7 +228,7 @@ async def open_turn(
     state = LoopState(
         agent=agent,
         toolbox=toolbox,
-        context=call_context,
+        context=given.context,
         clock=recorder.clock,
         request_id=recorder.request_id,
         prompt=prompt,
@@ -260,10 +253,10 @@ async def _gather(
     def begin(provider: str, state: Json) -> Invocation:
         return Invocation(
             messages=(given.said[0],),
-            user=given.owner,
-            session_id=given.session_id,
-            task_id=given.task_id,
-            request_id=given.request_id,
+            user=given.context.owner,
+            session_id=given.context.session_id,
+            task_id=given.context.task_id,
+            request_id=given.context.request_id,
             model=agent.model,
             memory=conversation.memory(provider),
             state=state,
@@ -274,7 +267,7 @@ async def _gather(
 
 def _toolbox(agent: AgentSpec, given: TurnInput, gathered: Gathered) -> Toolbox:
     """The tools of the agent, of the context providers and of the client."""
-    toolbox = agent.toolbox.of(given.owner)
+    toolbox = agent.toolbox.of(given.context.owner)
     if gathered.tools:
         toolbox = toolbox.with_tools(gathered.tools)
     if given.setup.client_tools:
@@ -291,8 +284,8 @@ def _added(agent: AgentSpec, given: TurnInput, gathered: Gathered) -> tuple[list
         if agent.thread_kind == "remote":  # the model service keeps every message
             notes.append(note)
         else:
-            at = given.said[0].created_at
-            messages.append(message_of(given.request_id, "user", (Item("text", note),), at))
+            request_id, at = given.context.request_id, given.said[0].created_at
+            messages.append(message_of(request_id, "user", (Item("text", note),), at))
     return notes, messages
 
 

@@ -328,16 +328,9 @@ class _Call:
         self, agent: AgentSpec, history: Sequence[Message], recorder: Recorder, streamed: bool
     ) -> AsyncGenerator[TextDelta, None]:
         """Runs one turn on the last message. The recorder collects the answer; deltas are yielded."""
-        given = TurnInput(
-            session_id=self.record.session_id,
-            task_id=self.record.request_id,
-            request_id=self.record.request_id,
-            owner=self._caller.user,
-            said=recorder.messages,
-        )
+        given = TurnInput(context=self._context(agent), said=recorder.messages)
         conversation = GivenConversation(agent.model, history[:-1])
-        context = self._context(agent)
-        turn = await open_turn(agent, conversation, given, recorder, context, streamed=streamed)
+        turn = await open_turn(agent, conversation, given, recorder, streamed=streamed)
         resumption: Resumption | None = None
         try:
             while True:
