@@ -141,9 +141,9 @@ class Resumption(Struct, frozen=True):
     """The decision on a pause; empty if the prompt already ends in tool results."""
 
     #: calls to be made now; their intents were stored with the decision
-    approved: tuple[ToolCall, ...]
+    approved: tuple[ToolCall, ...] = ()
     #: tool messages of the other calls: that they were rejected, or the output of the client that ran them
-    rejected: tuple[Message, ...]
+    rejected: tuple[Message, ...] = ()
     #: calls that had begun before they needed their owner; they are made again only once they are approved
     begun: tuple[Deferred, ...] = ()
 
@@ -194,7 +194,7 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
                 yield Finished()
                 return
             _begin_round(state, answered.message)
-            resumption = Resumption((), ())
+            resumption = Resumption()
         governed, free = _open_calls(state, resumption)
         if free:
             yield Calling(free)

@@ -65,7 +65,7 @@ async def retried(tasks: Tasks, partition: str, failed: str, recorder: Recorder)
     ]
     for message in again:  # all of them, before anything can fail: a retry of this retry continues from them
         recorder.add(message)
-    return Resumption((), ())
+    return Resumption()
 
 
 async def _tool_rounds(tasks: Tasks, partition: str, of: RequestRecord) -> list[list[Message]]:
