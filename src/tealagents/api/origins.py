@@ -4,28 +4,27 @@ A page's origin must be known, and on loopback the name under which the service 
 anywhere could reach a service that only its user can reach.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tealagents.api.http import rpc_refused
 from tealagents.api.settings import ApiSettings
 from tealagents.outbound.addresses import host_of, is_loopback, is_loopback_host, page_origin
 
 _FOREIGN = "Pages of this origin may not call the service. The operator lists them in cors_origins."
 _UNKNOWN = "The service is not known under this name. The operator sets it with TA_PUBLIC_URL."
-#: the response for what is refused: status and reason
-Respond = Callable[[int, str], Response]
 
 
 class KnownOrigins:
-    """Passes on requests that come from no page, or from a page of an allowed origin."""
+    """Passes on requests that come from no page, or from a page of an allowed origin; refuses the others as
+    JSON-RPC does."""
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings, respond: Respond) -> None:
+    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
         self._app = app
-        self._respond = respond
         self._origins = set(settings.cors_origins)
         self._names: set[str] = set()
         if settings.public_url:
@@ -41,10 +40,10 @@ class KnownOrigins:
         local = is_loopback_host(server)
         for origin in request.headers.getlist("origin"):
             if not self._origins & {origin, "*"} and not (local and is_loopback(origin)):
-                return self._respond(403, _FOREIGN)
+                return rpc_refused(403, _FOREIGN)
         name = host_of(f"//{request.headers.get('host', '')}")
         if local and not is_loopback_host(name) and name not in self._names:
-            return self._respond(421, _UNKNOWN)
+            return rpc_refused(421, _UNKNOWN)
         return None
 
 

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tealagents.api import bodies, gate, questions, sse
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import in_one_line, rpc_refused, rpc_response, with_headers
+from tealagents.api.http import in_one_line, rpc_response, with_headers
 from tealagents.api.mcp.calls import answer, named
 from tealagents.api.mcp.documents import how_of, respond
 from tealagents.api.mcp.tools import listed
@@ -51,7 +51,7 @@ def build(exchange: Exchange, path: str) -> Served:
     sessions = _Sessions(server, settings, calls)
     routes = Router([Route(each, sessions) for each in (path, path + "/")], False, gate.nothing_here)
     gated = gate.Gate(routes, exchange, path, respond, check=_check, holds=False)
-    app = with_cors(KnownOrigins(gated, settings, rpc_refused), settings, "mcp-session-id")
+    app = with_cors(KnownOrigins(gated, settings), settings, "mcp-session-id")
     return Served(app=app, path=path, discovery=[known], urls={"url": path}, lifespan=sessions.open)
 
 
