@@ -1,6 +1,6 @@
 """The inbox: pauses the caller may decide."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,8 +14,6 @@ from tealagents.domain.models import Approval
 
 routes = Routes(prefix="/approvals", tags=["approvals"])
 
-ApprovalStatus = Literal["pending", "decided", "expired", "canceled"]
-
 
 @routes.get(
     "",
@@ -27,7 +25,7 @@ ApprovalStatus = Literal["pending", "decided", "expired", "canceled"]
 )
 async def list_approvals(
     request: Request,
-    status: Annotated[ApprovalStatus | None, RouteParameter("Only those in this status")] = None,
+    status: Annotated[schemas.ApprovalStatus | None, RouteParameter("Only those in this status")] = None,
     limit: Limit = 50,
     cursor: InboxCursor = None,
 ) -> Response:

@@ -19,6 +19,7 @@ from tealagents.api.bodies import Entries, Several
 from tealagents.api.v1alpha1.schemas import Accepted, Uuid
 from tealagents.domain.images import image_problem, lowered
 from tealagents.domain.json_limits import LARGEST_INTEGER, SMALLEST_INTEGER
+from tealagents.domain.models import Action
 
 _IMAGE_PATTERN = (
     "^[Dd][Aa][Tt][Aa]:[Ii][Mm][Aa][Gg][Ee]/[A-Za-z0-9.+-]+;[Bb][Aa][Ss][Ee]64,([A-Za-z0-9+/]{4})*"
@@ -152,7 +153,7 @@ class CallDecisionIn(Accepted):
     model_config = ConfigDict(json_schema_extra=_only_what_runs_is_edited)
 
     id: Text = Field(description="The call's id, as the pause shows it", examples=["call_1"])
-    action: Literal["approve", "reject"] | None = Field(None, description="If omitted, the default `action`")
+    action: Action | None = Field(None, description="If omitted, the default `action`")
     arguments: JsonObject | None = Field(None, description="Run with these instead of those shown")
 
 
@@ -167,7 +168,7 @@ class ResumeCommand(Accepted):
 
     model_config = ConfigDict(json_schema_extra=_something_is_decided)
 
-    action: Literal["approve", "reject"] | None = Field(
+    action: Action | None = Field(
         None, description="The default for calls that `decisions` omits", examples=["approve"]
     )
     reason: Text | None = Field(None, max_length=4000, description="Sent to the model, kept in the trace")

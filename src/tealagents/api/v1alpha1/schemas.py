@@ -17,10 +17,12 @@ from pydantic import (
 
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.models import Role, Status
+from tealagents.engine.reconstruction import Gap, PartOrigin
 
 T = TypeVar("T")
 
-StatusName = Literal["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"]
+ApprovalStatus = Literal["pending", "decided", "expired", "canceled"]
 
 _NOT_A_UUID = "must be a UUID in the canonical form"
 
@@ -125,7 +127,7 @@ class ApprovalContent(OfRequest):
 class Answer(OfRequest):
     """The answer to a message or a decision."""
 
-    status: StatusName
+    status: Status
     content: Content | ApprovalContent | None
 
 
@@ -169,7 +171,7 @@ class ToolResultEvent(OfRequest):
 class RequestDocument(OfRequest):
     """A request: its status, its answer (as much of it as there is) or its pause, and its error."""
 
-    status: StatusName
+    status: Status
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
@@ -183,7 +185,7 @@ class TaskDocument(Schema):
 
     task_id: Uuid
     session_id: Uuid
-    status: StatusName
+    status: Status
     created_at: datetime
     last_updated: datetime
     expires_at: datetime | None
@@ -220,7 +222,7 @@ class MessageDocument(Schema):
 
     message_id: Uuid
     request_id: Uuid
-    role: Literal["user", "assistant", "tool"]
+    role: Role
     items: list[dict[str, str]]
     tool_calls: list[ToolCallDocument]
     tool_call_id: str | None
@@ -263,7 +265,7 @@ class ApprovalDocument(OfRequest):
     """A pause, and its decision."""
 
     approval_id: Uuid
-    status: Literal["pending", "decided", "expired", "canceled"]
+    status: ApprovalStatus
     created_at: datetime
     expires_at: datetime
     message: str
@@ -284,9 +286,7 @@ class ApprovalWithTools(ApprovalDocument):
 class SentPartDocument(Schema):
     """A part of a model call's prompt: a stored message, or a text that is not one."""
 
-    origin: Literal["system_prompt", "summary", "note", "context", "history", "request"] = Field(
-        description="Where it comes from"
-    )
+    origin: PartOrigin = Field(description="Where it comes from")
     role: Literal["system", "user", "assistant", "tool"]
     message_id: Uuid | None = Field(description="The stored message; null for a text")
     request_id: Uuid | None = Field(description="The request that the message belongs to")
@@ -309,7 +309,7 @@ class SentPrompt(Schema):
     step_id: Uuid = Field(description="The step of the trace that records the call")
     model: str
     parts_sent: int = Field(description="How many parts were sent, according to the trace")
-    gaps: list[Literal["altered", "agent", "path", "count"]] = Field(
+    gaps: list[Gap] = Field(
         description="Known differences between these parts and what was sent; empty if there are none"
     )
     items: list[SentPartDocument]

@@ -13,6 +13,7 @@ from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, identified,
 from tealagents.api.v1alpha1.parameters import Cursor, Limit, OfSession, TaskId
 from tealagents.api.v1alpha1.routing import RouteParameter, Routes
 from tealagents.domain import ids
+from tealagents.domain.models import Status
 from tealagents.state import keys
 from tealagents.state.changes import UNSET
 
@@ -36,7 +37,7 @@ async def only_posted(request: Request) -> Response:
 async def list_tasks(
     request: Request,
     session_id: OfSession = None,
-    status: Annotated[schemas.StatusName | None, RouteParameter("Only those in this status")] = None,
+    status: Annotated[Status | None, RouteParameter("Only those in this status")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:

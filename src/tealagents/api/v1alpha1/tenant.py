@@ -11,7 +11,7 @@ from tealagents.api.v1alpha1.context import exchange_of
 from tealagents.api.v1alpha1.parameters import Limit
 from tealagents.api.v1alpha1.routing import RouteParameter, Routes
 from tealagents.domain.errors import InsufficientScope, InvalidRequest
-from tealagents.domain.models import Caller, Head, Json
+from tealagents.domain.models import Caller, Head, Json, Status
 from tealagents.state.catalog import Damaged
 from tealagents.state.tenants import CURSOR, TaskFilter, TenantTasks
 
@@ -50,7 +50,7 @@ def _roles(caller: Caller) -> list[str]:
 async def list_tenant_tasks(
     request: Request,
     oid: Annotated[str | None, RouteParameter("Only those of this user", longest=500)] = None,
-    status: Annotated[schemas.StatusName | None, RouteParameter("Only those in this status")] = None,
+    status: Annotated[Status | None, RouteParameter("Only those in this status")] = None,
     metadata: Annotated[
         str | None,
         RouteParameter(
