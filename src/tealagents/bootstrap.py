@@ -1,7 +1,7 @@
-"""The only place that wires: from a checked config to an application.
+"""Wires the service: makes an application from a checked config.
 
-Everything an agent needs is made here and opened in the application's lifespan, in the order it is
-needed, and closed in the reverse order.
+Everything an agent needs is made here, opened in the application's lifespan in the order of need, and closed
+in reverse order. (`skagents` wires the earlier platform's files.)
 """
 
 import asyncio
@@ -74,9 +74,9 @@ START_ERRORS = (
     OSError,
 )
 
-#: bytes an audit key must have to be worth its name
+#: characters of the shortest audit key that is accepted
 SHORTEST_AUDIT_KEY = 16
-#: seconds after which work in the background begins again that has failed
+#: seconds after which background work that has failed is restarted
 AGAIN_SECONDS = 1.0
 #: seconds that the store has to answer a probe
 PROBE_SECONDS = 2
@@ -87,7 +87,7 @@ EXAMPLES_SHOWN = 4
 def application(config: ServiceConfig, *, clock: Clock | None = None) -> Host:
     """The application of one config. What it needs is opened when it starts.
 
-    What the config names as `module:Class` may lie beside its file.
+    What the config names as `module:Class` may be next to its file.
     """
     import_from(config.source.parent)
     return ServiceWiring(config, clock or SystemClock()).app()
@@ -163,7 +163,7 @@ def agent_of(config: ServiceConfig, model: Model, govern: Govern) -> AgentSpec:
 
 
 def view_of(config: ServiceConfig) -> View | None:
-    """What of a conversation the config lets the model see; None: all of it."""
+    """The part of a conversation that the model sees; None: all of it."""
     reducers = [(each.name, each.options) for each in config.thread.reducers]
     return open_view(reducers, config.agent.model, config.source.parent)
 
@@ -174,7 +174,7 @@ def providers_of(config: ServiceConfig) -> Providers:
 
 
 def credential_of(config: ServiceConfig) -> AzureCredential | None:
-    """What this service proves itself with at Azure OpenAI, instead of a key."""
+    """This service's own credential at Azure OpenAI, which it uses instead of a key."""
     options = AzureCredentialOptions.from_environment(config.environment)
     return AzureCredential(options) if options is not None else None
 
@@ -186,9 +186,9 @@ def record_store_of(config: ServiceConfig, store: Store, clock: Clock) -> Record
 
 
 async def check_key(config: ServiceConfig, records: RecordStore, *, writes: bool = True) -> None:
-    """A store is used with its own key only: else what is new lies in the clear, or under another.
+    """Refuses any key but the store's own: new records would be unencrypted, or under another key.
 
-    The first who `writes` makes this key the store's own.
+    The first process that `writes` makes its key the store's own.
     """
     inventory = Inventory(records)
     check = inventory.claim if writes else inventory.check_key
@@ -292,7 +292,7 @@ async def background(work: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIter
 
 
 async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Begins the work again where it fails: requests here depend on it for as long as the process runs."""
+    """Restarts the work when it fails: requests depend on it for as long as the process runs."""
     while True:
         try:
             await work()
@@ -305,9 +305,9 @@ async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def _shared(probe: Callable[[], Coroutine[Any, Any, Json]]) -> Callable[[], Coroutine[Any, Any, Json]]:
-    """The probe, one at a time for all who ask meanwhile: they need no token, and the store serves users.
+    """The probe, run once for all who ask at the same time: they need no token, and the store is for users.
 
-    What asks is answered in time, however long the store takes.
+    They are answered in time, however long the store takes.
     """
     running: asyncio.Task[Json] | None = None
 
@@ -325,7 +325,7 @@ def _shared(probe: Callable[[], Coroutine[Any, Any, Json]]) -> Callable[[], Coro
 
 
 async def _is_there(store: BaseStore) -> bool:
-    """Whether there is a store; a folder that cannot be looked at is reported where it is opened."""
+    """Whether there is a store; a folder that cannot be read is reported when it is opened."""
     try:
         return await store.exists()
     except OSError:
@@ -457,7 +457,7 @@ class ServiceWiring:
 
 
 def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequence[str]:
-    """Why a config must not be served like this; empty where it may."""
+    """Why a config must not be served like this; empty if it may."""
     found = identity_problems(config, host)
     if workers > 1 and not (store := store_of(config)).shared:
         found.append(
@@ -468,7 +468,7 @@ def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequenc
 
 
 def weak_keys(config: ServiceConfig) -> Sequence[str]:
-    """Why a key of the config is not worth its name; empty where it is."""
+    """Why a key of the config is too weak; empty if none is."""
     if config.audit_key and len(config.audit_key.get_secret_value()) < SHORTEST_AUDIT_KEY:
         return [
             f"TA_AUDIT_KEY is shorter than {SHORTEST_AUDIT_KEY} characters; make one with "
@@ -478,7 +478,7 @@ def weak_keys(config: ServiceConfig) -> Sequence[str]:
 
 
 def parts(config: ServiceConfig) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
-    """What can be made of a config before it is served, with the key that names it; all but its agent."""
+    """What can be made of a config before it is served, under the key that names it; all but its agent."""
     auth = config.auth
     yield ("spec", "persistence"), partial(store_of, config)
     yield ("spec", "auth", "provider"), partial(open_auth, auth.provider, auth.options, SystemClock())
@@ -498,7 +498,7 @@ def parts(config: ServiceConfig) -> Iterator[tuple[KeyPath, Callable[[], object]
 
 
 def _add(made: list[ContextProvider], name: str, options: Json, folder: Path) -> None:
-    """Makes a provider to stand beside those that are made."""
+    """Makes a provider, and checks it together with those that were made before."""
     provider = open_provider(name, options, folder)
     Providers([*made, provider])
     made.append(provider)
@@ -514,7 +514,7 @@ def check_tools(tools: Sequence[ToolSpec]) -> None:
 
 
 def identity_problems(config: ServiceConfig, host: str) -> list[str]:
-    """Why callers cannot be believed at this address; empty where they can."""
+    """Why the identity of callers cannot be trusted at this address; empty if it can."""
     if not is_open(config) or is_loopback_host(host):
         return []
     return [
@@ -524,5 +524,5 @@ def identity_problems(config: ServiceConfig, host: str) -> list[str]:
 
 
 def is_open(config: ServiceConfig) -> bool:
-    """Whether anyone who reaches the service is believed to be anyone, and the operator has not said so."""
+    """Whether any caller may claim any user id, without the operator having chosen that."""
     return config.auth.provider == "mock" and not config.auth.chosen

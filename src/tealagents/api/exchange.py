@@ -252,7 +252,7 @@ class Exchange:
         return self._view(caller, sent)
 
     async def open(self, caller: Caller, metadata: Json, earlier: Sequence[Earlier]) -> Head:
-        """A new task that waits for its first message, or continues what was said before."""
+        """A new task without a request; it may begin with what was said before."""
         check_metadata(metadata)
         self._check_earlier(earlier)
         with self.holding(caller, sum(each.size for each in earlier)):
@@ -339,7 +339,7 @@ class Exchange:
     async def decide(
         self, caller: Caller, request_id: str, command: Command, *, streamed: bool
     ) -> RequestView:
-        """Carries a decision on a pause out, once; see `Approvals.resume` for what it raises."""
+        """Carries out a decision on a pause, once; see `Approvals.resume` for what it raises."""
         if command.setup is not None:
             setups.check(command.setup, self.agent.toolbox)
         sent = await self._approvals.resume(caller, request_id, command, streamed=streamed)

@@ -20,5 +20,5 @@
 `agent`          an agent, as its config file defines it
 ===============  ==========================================================================
 
-Changes to a task are decided in `state.transitions` and committed by `state.tasks`.
+Changes to a task are decided in `state.transitions` and committed by `state.head_commits`.
 """
