@@ -36,6 +36,17 @@ class TaskConversation:
         kept = request.remote_id if request.approvals else writer.head.remote_id
         self.remote_id = kept if conversations.agent.thread_kind == "remote" else None
 
+    def turn_input(self, recorder: Recorder, context: CallContext) -> TurnInput:
+        """The input of the request's turn."""
+        writer, effects = self._writer, effects_note(self._writer.head)
+        return TurnInput(
+            context=context,
+            said=before_open_tool_round(in_call_order(recorder.messages)),
+            resumed=writer.message is None,
+            setup=writer.request.setup,
+            notes=[effects] if effects else [],
+        )
+
     async def remembered(self) -> Json:
         kept, partition, head = self._conversations, self._writer.partition, self._writer.head
         if not kept.agent.remembers:  # reading a context only to pass it on would cost a read
@@ -96,17 +107,6 @@ class TaskConversations:
         encode = faults_of(agent.model)(encoded_by(agent.model))
         self.whole = Windows(history, records, encode, remembers=remembers)
         self.windows: Windows[Part] | Windows[bytes] = self.whole if agent.view is None else self.viewed
-
-    def turn_input(self, writer: TaskWriter, recorder: Recorder, context: CallContext) -> TurnInput:
-        """The input of a request's turn."""
-        request, effects = writer.request, effects_note(writer.head)
-        return TurnInput(
-            context=context,
-            said=before_open_tool_round(in_call_order(recorder.messages)),
-            resumed=writer.message is None,
-            setup=request.setup,
-            notes=[effects] if effects else [],
-        )
 
     async def recall(self, writer: TaskWriter, recorder: Recorder) -> None:
         """Reads the messages and tool calls from before a request's pause back into its recorder.

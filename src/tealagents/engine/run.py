@@ -199,13 +199,10 @@ class Run:
             await conversations.recall(writer, recorder)
         elif writer.request.retries is not None:
             resumption = await retried(self._tasks, writer.partition, writer.request.retries, recorder)
-        turn = self._turn = await open_turn(
-            self._agent,
-            TaskConversation(conversations, writer),
-            conversations.turn_input(writer, recorder, self._context),
-            recorder,
-            streamed=self._streamed,
-        )
+        conversation = TaskConversation(conversations, writer)
+        given = conversation.turn_input(recorder, self._context)
+        turn = await open_turn(self._agent, conversation, given, recorder, streamed=self._streamed)
+        self._turn = turn
         async with aclosing(turn.events(resumption)) as events:
             return await self._shown(events)
 
