@@ -35,6 +35,7 @@ from tealagents.domain.models import (
     StepBody,
     ToolIntent,
 )
+from tealagents.engine import following
 from tealagents.state.decisions import is_decision
 
 F = TypeVar("F", bound=EventFold)
@@ -71,7 +72,7 @@ async def recorded(exchange: Exchange, stretch: Stretch) -> AsyncGenerator[Seque
 def check_kept(exchange: Exchange, stretch: Stretch, field: str) -> None:
     """`InvalidRequest`, naming `field`, where the recorded events of a stretch are no longer there."""
     try:
-        exchange.replay(stretch.view, after=0)
+        following.check_kept(exchange.tasks, stretch.record)
     except NotFound:
         kept = "is possible for 24 hours after the end; the outcome can still be read"
         raise InvalidRequest(field, kept) from None
