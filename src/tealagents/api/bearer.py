@@ -143,7 +143,7 @@ class ProtectedResource:
     server makes of `X-Forwarded-Proto` from a proxy it trusts.
     """
 
-    def __init__(self, authenticator: Authenticator, prefix: str, public_url: str | None = None) -> None:
+    def __init__(self, authenticator: Authenticator, prefix: str, public_url: str | None) -> None:
         self._authenticator = authenticator
         self._prefix = prefix
         self._public_url = public_url

@@ -30,7 +30,7 @@ class ByteBudget:
     Only what `counted` returns counts, so that short messages are admitted whatever others hold.
     """
 
-    def __init__(self, largest: int, *, per_user: bool = True) -> None:
+    def __init__(self, largest: int, *, per_user: bool) -> None:
         """`largest`: the largest allowed body, in bytes. Without `per_user`, only the process is limited."""
         self._per_user = LARGEST_PER_USER * largest if per_user else inf
         self._per_process = LARGEST_PER_PROCESS * largest

@@ -486,9 +486,7 @@ async def _call(state: LoopState, call: ToolCall) -> ToolOutput | Deferred:
     return outcome
 
 
-def tool_message(
-    request_id: str, call: ToolCall, output: str, at: datetime, *, is_error: bool = False
-) -> Message:
+def tool_message(request_id: str, call: ToolCall, output: str, at: datetime, *, is_error: bool) -> Message:
     """The message that tells the model the result of one call."""
     return Message(
         message_id=ids.random_id(),

@@ -62,8 +62,6 @@ MAX_OWNERS = 500
 #: how many tool names the error for an unknown tool lists
 NAMES_LISTED = 40
 
-Outcome = Literal["done", "failed", "unknown"]
-
 #: applies governance to tools
 Govern = Callable[[Sequence[Tool]], Sequence[Tool]]
 
@@ -79,7 +77,7 @@ class ToolOutput(Struct, frozen=True):
     unknown: bool = False
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> Literal["done", "failed", "unknown"]:
         """The outcome that later requests learn of if this one ends without an answer."""
         if self.unknown:
             return "unknown"
