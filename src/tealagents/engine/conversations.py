@@ -30,11 +30,40 @@ class TaskConversation:
         self._writer = writer
         #: the earlier messages for a view; set by `remembered`
         self._window: Window[Part] | None = None
-        #: after a pause it is the request's own: None if the request ran while the agent was local, since the
-        #: model service then lacks what it did. A local agent continues no remote conversation
-        request = writer.request
-        kept = request.remote_id if request.approvals else writer.head.remote_id
-        self.remote_id = kept if conversations.agent.thread_kind == "remote" else None
+
+    @property
+    def remote_id(self) -> str | None:
+        """After a pause it is the request's own: None if the request ran while the agent was local, since the
+        model service then lacks what it did. A local agent continues no remote conversation."""
+        request = self._writer.request
+        kept = request.remote_id if request.approvals else self._writer.head.remote_id
+        return kept if self._conversations.agent.thread_kind == "remote" else None
+
+    async def recall(self, recorder: Recorder) -> None:
+        """Reads the messages and tool calls from before the request's pause back into its recorder.
+
+        Renews the expiry of the request's events if that is due. Raises `Fenced` if the request has been
+        ended or erased meanwhile: none of the approved calls may be made then.
+        """
+        writer, history = self._writer, self._conversations.tasks.history
+        head, partition = writer.head, writer.partition
+        if writer.request.events_kept_at == writer.request.resumed_at:
+            await self._keep_events()
+        said = await history.messages_of(partition, writer.request, head.tail_seq)
+        done = await history.produced(partition, head)
+        await writer.rebase()
+        recorder.messages.extend(said)
+        recorder.intents = {tool.call_id: tool for tool in done.tools} | recorder.intents
+
+    async def _keep_events(self) -> None:
+        writer, streams = self._writer, self._conversations.tasks.streams
+        while True:
+            try:
+                await streams.keep(writer.partition, writer.request.request_id, writer.request_version)
+            except Conflict:
+                await writer.rebase()
+            else:
+                return
 
     def turn_input(self, recorder: Recorder, context: CallContext) -> TurnInput:
         """The input of the request's turn."""
@@ -107,34 +136,6 @@ class TaskConversations:
         encode = faults_of(agent.model)(encoded_by(agent.model))
         self.whole = Windows(history, records, encode, remembers=remembers)
         self.windows: Windows[Part] | Windows[bytes] = self.whole if agent.view is None else self.viewed
-
-    async def recall(self, writer: TaskWriter, recorder: Recorder) -> None:
-        """Reads the messages and tool calls from before a request's pause back into its recorder.
-
-        Renews the expiry of the request's events if that is due. Raises `Fenced` if the request has been
-        ended or erased meanwhile: none of the approved calls may be made then.
-        """
-        head, partition = writer.head, writer.partition
-        if writer.request.events_kept_at == writer.request.resumed_at:
-            await self._keep_events(writer)
-        said = await self.tasks.history.messages_of(partition, writer.request, head.tail_seq)
-        done = await self.tasks.history.produced(partition, head)
-        await writer.rebase()
-        recorder.messages.extend(said)
-        recorder.intents = {tool.call_id: tool for tool in done.tools} | recorder.intents
-
-    async def _keep_events(self, writer: TaskWriter) -> None:
-        while True:
-            try:
-                await self.tasks.streams.keep(
-                    writer.partition, writer.request.request_id, writer.request_version
-                )
-            except Conflict:
-                await writer.rebase()
-            else:
-                return
-
-    # --- the cache -------------------------------------------------------------------------------
 
     def extend(
         self, head: Head, first_seq: int, messages: Sequence[Message] = (), context: Json | None = None

@@ -195,11 +195,11 @@ class Run:
     async def _converse(self, resumption: Resumption | None) -> TurnDone | TurnPaused:
         """Takes the turn up to its end, which the caller stores, outside the time limit."""
         conversations, writer, recorder = self._conversations, self._writer, self._recorder
+        conversation = TaskConversation(conversations, writer)
         if resumption is not None:
-            await conversations.recall(writer, recorder)
+            await conversation.recall(recorder)
         elif writer.request.retries is not None:
             resumption = await retried(self._tasks, writer.partition, writer.request.retries, recorder)
-        conversation = TaskConversation(conversations, writer)
         given = conversation.turn_input(recorder, self._context)
         turn = await open_turn(self._agent, conversation, given, recorder, streamed=self._streamed)
         self._turn = turn

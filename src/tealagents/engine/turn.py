@@ -68,8 +68,10 @@ class TurnInput(Struct, frozen=True, kw_only=True):
 class Conversation(Protocol):
     """A turn's access to the earlier messages of its conversation and to what it remembers."""
 
-    #: of a remote conversation: the id to continue from; None if the model service has none of it yet
-    remote_id: str | None
+    @property
+    def remote_id(self) -> str | None:
+        """Of a remote conversation: the id to continue from; None if the model service has none of it yet."""
+        ...
 
     async def remembered(self) -> Json:
         """The context of the checkpoint: the state of reducers and context providers. A turn never changes
