@@ -1,7 +1,9 @@
-"""The application of one protocol: its routes, its errors, its protected resource, and who may call."""
+"""The application of one protocol: its routes, errors, protected resource, and responses that take long."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -10,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from tealagents.api import bodies
+from tealagents.api import bodies, sse
 from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
 from tealagents.api.http import Refuse, WrongMethod, own_path
@@ -105,3 +107,46 @@ def application(
     return Served(
         app=with_cors(app, exchange.settings, *shown), path=path, discovery=[resource.route()], urls=urls
     )
+
+
+# --- responses that take long ----------------------------------------------------------------------
+
+
+async def kept_alive(exchange: Exchange, response: Coroutine[Any, Any, Response], refuse: Refuse) -> Response:
+    """Waits for a response; if it takes long, streams keepalives, then the response's own events.
+
+    The work continues when the client leaves. Once the stream has begun, an error is sent as an event with
+    the body that `refuse` makes of it.
+    """
+    coming, seconds = asyncio.ensure_future(response), exchange.settings.keepalive_seconds
+    await asyncio.wait([coming], timeout=seconds)
+    if coming.done():
+        return coming.result()
+    return sse.EventStreamResponse(
+        _coming(exchange, coming, refuse),
+        keepalive_seconds=seconds,
+        on_disconnect=lambda: exchange.in_background(_left_before(coming)),
+    )
+
+
+async def _coming(
+    exchange: Exchange, response: asyncio.Future[Response], refuse: Refuse
+) -> AsyncGenerator[bytes, None]:
+    yield sse.KEEPALIVE
+    try:
+        come = await asyncio.shield(response)
+        if isinstance(come, sse.EventStreamResponse):
+            async with aclosing(come.frames) as frames:
+                async for frame in frames:
+                    yield frame
+        else:
+            yield bytes(come.body)
+    except Exception as error:  # noqa: BLE001 - nothing above could still answer it, and it is logged
+        yield sse.data_of(refuse(exchange.refused(error), {}))
+
+
+async def _left_before(response: asyncio.Future[Response]) -> None:
+    """Awaits the response to a client that has left, and does what its stream does on disconnect."""
+    stream = await response
+    if isinstance(stream, sse.EventStreamResponse) and stream.on_disconnect is not None:
+        stream.on_disconnect()

@@ -24,7 +24,7 @@ from starlette.types import Receive
 
 from tealagents.api import bodies, setups, sse
 from tealagents.api.bearer import Bearer, ProtectedResource
-from tealagents.api.http import Refuse, left, reported, status_of
+from tealagents.api.http import left, reported, status_of
 from tealagents.api.settings import ApiSettings
 from tealagents.domain.errors import (
     Draining,
@@ -478,37 +478,6 @@ class Exchange:
             on_end=on_end,
         )
 
-    async def kept_alive(self, response: Coroutine[Any, Any, Response], refuse: Refuse) -> Response:
-        """Waits for a response; if it takes long, streams keepalives, then the response's own events.
-
-        The work continues when the client leaves. Once the stream has begun, an error is sent as an event
-        with the body that `refuse` makes of it.
-        """
-        coming, seconds = asyncio.ensure_future(response), self.settings.keepalive_seconds
-        await asyncio.wait([coming], timeout=seconds)
-        if coming.done():
-            return coming.result()
-        return sse.EventStreamResponse(
-            self._coming(coming, refuse),
-            keepalive_seconds=seconds,
-            on_disconnect=lambda: self.in_background(_left_before(coming)),
-        )
-
-    async def _coming(
-        self, response: asyncio.Future[Response], refuse: Refuse
-    ) -> AsyncGenerator[bytes, None]:
-        yield sse.KEEPALIVE
-        try:
-            come = await asyncio.shield(response)
-            if isinstance(come, sse.EventStreamResponse):
-                async with aclosing(come.frames) as frames:
-                    async for frame in frames:
-                        yield frame
-            else:
-                yield bytes(come.body)
-        except Exception as error:  # noqa: BLE001 - nothing above could still answer it, and it is logged
-            yield sse.data_of(refuse(self.refused(error), {}))
-
     async def _frames(
         self, view: RequestView, events: AsyncGenerator[Sequence[Recorded]], fold: Fold
     ) -> AsyncGenerator[bytes, None]:
@@ -607,13 +576,6 @@ def _by_value(value: Any) -> Any:
     if isinstance(value, list):
         return [_by_value(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-async def _left_before(response: asyncio.Future[Response]) -> None:
-    """Awaits the response to a client that has left, and does what its stream does on disconnect."""
-    stream = await response
-    if isinstance(stream, sse.EventStreamResponse) and stream.on_disconnect is not None:
-        stream.on_disconnect()
 
 
 async def _seen(

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tealagents.api.ag_ui import inputs, runs
-from tealagents.api.applications import application, routes
+from tealagents.api.applications import application, kept_alive, routes
 from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response, status_of, worded
 from tealagents.api.protocols import Served
@@ -38,7 +38,7 @@ def build(exchange: Exchange, path: str) -> Served:
 async def _run(exchange: Exchange, caller: Caller, request: Request) -> Response:
     """One run of a thread. It may wait for its turn, or for the effect of the answers that it brings."""
     given = inputs.read(await exchange.body(request))
-    return await exchange.kept_alive(runs.carried_out(exchange, caller, given, request.receive), _refuse)
+    return await kept_alive(exchange, runs.carried_out(exchange, caller, given, request.receive), _refuse)
 
 
 def _refuse(error: TealError, headers: Mapping[str, str]) -> Response:
