@@ -37,7 +37,7 @@ from tealagents.state import keys
 from tealagents.state.audit_chain import draft
 from tealagents.state.copying import Copy
 from tealagents.state.document_paths import WholePaths
-from tealagents.state.owner_directory import Kind
+from tealagents.state.owner_directory import WORDS, Kind
 from tealagents.state.records import Stored
 from tealagents.state.removal import MAKING_SECONDS, give_up
 from tealagents.state.task_document import ExportedTask, check_size, read
@@ -180,7 +180,7 @@ class Import:
                         "It has expired: its id is free once the operator has run `tealagents state prune`."
                     )
                 raise AlreadyExists(
-                    f"The {kind.__name__} {identifier} exists already. {advice}", task_id=task_id
+                    f"The {WORDS[kind]} {identifier} exists already. {advice}", task_id=task_id
                 )
         for kind, identifier in self._made_elsewhere():
             await self._tasks.directory.check_new(kind, identifier, self._caller.user)

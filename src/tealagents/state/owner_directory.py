@@ -85,7 +85,7 @@ class Directory:
         if ids.is_made_for(user.key, identifier):  # its tag names the user already
             return
         partition, key = keys.locators(self._records.agent, identifier), keys.locator(identifier)
-        word = _WORDS[kind]
+        word = WORDS[kind]
         while True:
             found = await self._records.get(partition, key, Locator)
             now = await self._records.store.now()
@@ -140,7 +140,7 @@ class Directory:
             if found is None or found.value.owner != user:
                 return
             version = found.version
-            if left := tuple(each for each in found.value.kinds if each != _WORDS[kind]):
+            if left := tuple(each for each in found.value.kinds if each != WORDS[kind]):
                 put[key] = replace(found.value, kinds=left)
         except CorruptState:
             damaged = await self._version_of_damaged(partition, key)
@@ -196,8 +196,9 @@ class Directory:
         of other users in the tenant; with `deciding`, an approver may. Raises `NotOwner` for another user's
         record and `NotFound` if there is none.
         """
-        if await self._has(caller.user, kind(identifier)):
-            return self._records.partition(caller.user)
+        own = self._records.partition(caller.user)
+        if await self._records.version(own, kind(identifier)) is not None:
+            return own
         return await self.foreign(caller, kind, identifier, reading=reading, deciding=deciding)
 
     async def foreign(
@@ -206,7 +207,7 @@ class Directory:
         """Like `locate`, for an id that is not in the caller's own partition."""
         owner = await self.owner_of(identifier, kind(identifier))
         if owner is None or owner == caller.user:
-            word = _WORDS[kind]
+            word = WORDS[kind]
             raise NotFound(
                 f"There is no {word} {identifier}. Check the id; it may have been deleted or expired."
             ).with_ids(**{f"{word}_id": identifier})
@@ -276,12 +277,13 @@ class Directory:
 
 Kind = Callable[[str], str]
 
-_WORDS = {keys.task: "task", keys.session: "session", keys.request: "request", keys.approval: "approval"}
+#: each kind's word: in errors, in names like `task_id`, and in the locators that are stored
+WORDS = {keys.task: "task", keys.session: "session", keys.request: "request", keys.approval: "approval"}
 
 
 def anothers(kind: Kind, identifier: str) -> TealError:
     """The error for an id that belongs to another user."""
-    word = _WORDS[kind]
+    word = WORDS[kind]
     return NotOwner(f"The {word} {identifier} belongs to another user.").with_ids(
         **{f"{word}_id": identifier}
     )

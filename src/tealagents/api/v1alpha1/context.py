@@ -8,7 +8,7 @@ from tealagents.api.exchange import Exchange
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Caller
-from tealagents.state.owner_directory import Kind
+from tealagents.state.owner_directory import WORDS, Kind
 
 _INDEX_CURSOR = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z/[0-9a-f-]{36}", re.ASCII)
 _INBOX = "inbox/"
@@ -32,7 +32,7 @@ async def identified(request: Request, parameter: str) -> tuple[Exchange, Caller
 
 async def place(request: Request, kind: Kind, *, reading: bool = False) -> tuple[Exchange, str, str]:
     """The exchange, the partition and the id of what the path names, which the caller may use."""
-    exchange, caller, name = await identified(request, f"{kind.__name__}_id")
+    exchange, caller, name = await identified(request, f"{WORDS[kind]}_id")
     return exchange, await exchange.locate(caller, kind, name, reading=reading), name
 
 
