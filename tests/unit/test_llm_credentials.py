@@ -306,6 +306,18 @@ async def test_a_token_is_kept() -> None:
     assert source.asked == 1
 
 
+async def test_an_acquirer_without_tokens_yet_is_asked() -> None:
+    """Its length, or what else it counts as, says nothing of whether it can be called."""
+
+    class Kept(list[Token]):
+        async def __call__(self) -> Token:
+            self.append(Token("mine", 4600))
+            return self[-1]
+
+    async with AzureCredential(options(), acquire=Kept(), now=lambda: 1000.0) as credential:
+        assert await credential() == "mine"
+
+
 async def test_a_token_is_renewed_before_its_end_and_no_one_waits() -> None:
     """While the new one is fetched the old one is used; from then on the new one."""
     source = Source()

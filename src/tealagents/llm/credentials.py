@@ -186,7 +186,7 @@ class AzureCredential:
     ) -> None:
         is_managed = options.kind == "managed_identity"
         request = _managed_identity_token if is_managed else _client_credentials_token
-        self._acquire = acquire or partial(request, options)
+        self._acquire = acquire if acquire is not None else partial(request, options)
         self._now = now
         self._token = Token("", 0)
         self._renewal: asyncio.Task[None] | None = None
