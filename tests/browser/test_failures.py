@@ -1106,6 +1106,7 @@ def test_what_was_decided_is_not_offered_again_while_its_request_works(
     una.open("approvals")
     expect(card.get_by_role("status")).to_contain_text("Decided. Its conversation shows the outcome")
     expect(card.get_by_role("button", name="Reject")).to_have_count(0)
+    una.page.evaluate("void (window.fetch = served)")
 
 
 def test_what_was_decided_in_a_conversation_leaves_the_inbox_at_once(
@@ -1116,10 +1117,12 @@ def test_what_was_decided_in_a_conversation_leaves_the_inbox_at_once(
     udo = tabs.signed_in(f"{service.url}/console/", "udo").open("tasks", pause["task_id"])
     badge = udo.page.locator(".badge")
     expect(badge).to_have_text("1")
-    udo.page.evaluate("Object.defineProperty(document, 'visibilityState', {value: 'hidden'})")
+    hide = "Object.defineProperty(document, 'visibilityState', {value: 'hidden', configurable: true})"
+    udo.page.evaluate(hide)
     udo.button("Approve").click()
     expect(udo.text("Files-delete said: counted.txt is deleted")).to_be_visible()
     expect(badge).to_have_count(0)
+    udo.page.evaluate("delete document.visibilityState")
 
 
 def test_streams_of_decisions_do_not_use_up_the_connections(tabs: Tabs, service: ServiceThread) -> None:
