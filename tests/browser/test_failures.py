@@ -554,7 +554,7 @@ def test_a_text_for_which_there_is_no_room_leaves_room_for_others(ada: Tab, serv
     ada.page.reload()
     expect(field).to_have_value("Half a thought")
     field.fill("")
-    ada.page.evaluate("sessionStorage.removeItem('filler')")
+    ada.page.evaluate(_FULL_NO_MORE)
 
 
 def test_with_a_full_storage_one_can_sign_in_and_choose_the_colours(
@@ -574,24 +574,20 @@ def test_with_a_full_storage_one_can_sign_in_and_choose_the_colours(
     expect(tab.page.locator("html")).to_have_attribute("data-theme", "")
 
 
-#: fills what the browser keeps of this page, up to so many characters
+#: fills what the browser keeps of this page, up to about so many characters: with ever shorter texts, each
+#: tried once
 _FULL = """(room) => {
-    const fits = (length) => {
+    sessionStorage.setItem("room", "x".repeat(room));
+    for (let length = 8_388_608; length >= 1; length /= 2) {
         try {
-            sessionStorage.setItem("filler", "x".repeat(length));
-            return true;
-        } catch {
-            return false;
-        }
-    };
-    let [least, most] = [0, 16_000_000];
-    while (most - least > 1) {
-        const middle = (least + most) >> 1;
-        if (fits(middle)) least = middle;
-        else most = middle;
+            sessionStorage.setItem(`filler ${length}`, "x".repeat(length));
+        } catch {}
     }
-    fits(least - room);
+    sessionStorage.removeItem("room");
 }"""
+_FULL_NO_MORE = """() => Object.keys(sessionStorage)
+    .filter((key) => key.startsWith("filler "))
+    .forEach((key) => sessionStorage.removeItem(key))"""
 
 
 def test_a_page_whose_user_is_gone_keeps_nothing_of_them(tabs: Tabs, service: ServiceThread) -> None:
