@@ -125,6 +125,7 @@ def test_a_page_that_cannot_be_drawn_says_so(tabs: Tabs, service: ServiceThread)
     expect(tab.page.get_by_role("alert")).to_contain_text("Something went wrong")
     expect(tab.page.get_by_role("alert")).to_contain_text("Access is denied.")
     expect(tab.page.get_by_text("If it does not appear")).to_have_count(0)
+    tab.page.close()  # no other test can have it
 
 
 def test_a_message_that_cannot_be_shown_leaves_the_others(ada: Tab, service: ServiceThread) -> None:

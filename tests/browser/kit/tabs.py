@@ -39,13 +39,17 @@ _WATCH_POLICY = """
 addEventListener("securitypolicyviolation", (event) =>
   console.error(`POLICY ${event.effectiveDirective} ${event.blockedURI} ${event.sample}`));
 """
-#: whether a user is signed in still, and nothing outside of the view was changed that outlives it
-_AS_IT_BEGAN = """(user) => user === JSON.parse(
-    sessionStorage.getItem("tealagents.console.session " + new URL("../..", location).pathname))?.name
-  && localStorage.length === 0
-  && ![...document.querySelectorAll(".filter input, .filter select")].some((each) => each.value)
-  && !document.querySelector(".whose button:last-child[aria-pressed=true], dialog[open]")
-"""
+#: opens the empty view if a user is signed in still, and nothing outside of it was changed that outlives it; gives
+#: whether it did. The notice is closed: that of the next test may be the same
+_BEGIN_AGAIN = """(user) => {
+  const key = "tealagents.console.session " + new URL("../..", location).pathname;
+  if (user !== JSON.parse(sessionStorage.getItem(key))?.name || localStorage.length !== 0
+    || [...document.querySelectorAll(".filter input, .filter select")].some((each) => each.value)
+    || document.querySelector(".whose button:last-child[aria-pressed=true], dialog[open]")) return false;
+  document.querySelector(".notice").click();
+  location.hash = "#/new";
+  return true;
+}"""
 
 
 class Tab:
@@ -80,7 +84,7 @@ class Tab:
 
     def rest(self) -> bool:
         """A test has ended; whether another one can have the tab."""
-        if self.may_be_cut or self.page.is_closed():
+        if self.page.is_closed():
             return False
         for other in self.context.pages:
             if other is not self.page:
@@ -88,13 +92,13 @@ class Tab:
         self.page.unroute_all(behavior="ignoreErrors")
         if self._requests is not None:
             self.page.remove_listener("request", self._keep)
-        signed_in = self.user is not None and self.page.url.startswith(self.console)
-        if signed_in and self.page.evaluate(_AS_IT_BEGAN, self.user):
-            self.page.evaluate("document.querySelector('.notice').click()")  # the next one may be the same
-            self.page.goto(f"{self.console}#/new")
+        # of a page whose connections were cut more may be reported; not of the next one
+        as_it_began = self.user is not None and not self.may_be_cut and self.page.url.startswith(self.console)
+        if as_it_began and self.page.evaluate(_BEGIN_AGAIN, self.user):
             # until it is drawn a test that opens the same view again would find it as it was left
             self.page.locator('a[href="#/new"][aria-current=page]').wait_for(state="attached")
         else:
+            self.context.set_offline(False)
             self.forget()
         return True
 
