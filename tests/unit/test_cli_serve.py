@@ -63,12 +63,9 @@ SOON = "import tealagents.cli.serve as its\nits.UNDO_SECONDS = 0.1\n"
 NEVER = SOON.replace("0.1", "1000")
 
 
-def serve(
-    nursery: Nursery, folder: Path, *options: str, program: str | None = None, **env: str
-) -> "subprocess.CompletedProcess[str]":
+def serve(nursery: Nursery, folder: Path, *options: str, **env: str) -> "subprocess.CompletedProcess[str]":
     """`tealagents serve` of the config in a folder, until it ends by itself."""
-    program = program or nursery.program
-    command = [program, "serve", str(folder / "config.yaml"), "--offline", "--port", str(free_port())]
+    command = [nursery.program, "serve", str(folder / "config.yaml"), "--offline", "--port", str(free_port())]
     return subprocess.run(
         [*command, *options],
         env={**os.environ, **env},
@@ -167,7 +164,7 @@ def test_a_signal_while_the_service_is_built_ends_it(
     shutil.copy(DEMO / "custom_plugins.py", tmp_path)
     text = (DEMO / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(f"{text}\n  thread:\n    context_providers: ['slow:Slow']\n")
-    served = serve(nursery, tmp_path, program=PROGRAM)
+    served = serve(nursery, tmp_path)
     assert (served.returncode, served.stdout) == (0, ""), served
 
 
@@ -237,14 +234,13 @@ def waiting(
     early: bool = False,
     what: str = "asyncio.Event().wait()",
     first: str = "",
-    program: str | None = None,
 ) -> "subprocess.CompletedProcess[str]":
     """A service whose start waits for a plugin, which sends the signal then, or where it is imported."""
     shutil.copy(DEMO / "config.yaml", folder)
     plugin = first + WAITING.format(number=int(number), early=early, what=what)
     (folder / "custom_plugins.py").write_text(plugin)
     store = f"sqlite:///{folder / 'state.db'}"
-    return serve(nursery, folder, *options, program=program, TA_PERSISTENCE=store)
+    return serve(nursery, folder, *options, TA_PERSISTENCE=store)
 
 
 @pytest.mark.parametrize("options", [(), ("--workers", "2"), ("--reload",)])
@@ -269,9 +265,9 @@ def test_a_signal_while_a_process_is_built_ends_its_start(
 
 
 def test_a_signal_ends_a_start_that_waits_for_a_thread(nursery: Nursery, tmp_path: Path) -> None:
-    """Which nothing can cancel; only the installed program can end at once, and say how."""
+    """Which nothing can cancel."""
     what = "asyncio.to_thread(threading.Event().wait)"
-    served = waiting(nursery, tmp_path, what=what, program=PROGRAM)
+    served = waiting(nursery, tmp_path, what=what)
     assert (served.returncode, served.stdout) == (0, ""), served
 
 
@@ -281,7 +277,7 @@ def test_a_signal_ends_a_start_that_a_plugin_blocks(
 ) -> None:
     """It blocks what could cancel it."""
     what = "asyncio.sleep(block())"
-    served = waiting(nursery, tmp_path, *options, what=what, first=SOON, program=PROGRAM)
+    served = waiting(nursery, tmp_path, *options, what=what, first=SOON)
     assert (served.returncode, served.stdout) == (0, ""), served
     assert "startup was ended by a signal" in served.stderr
 
@@ -293,14 +289,14 @@ def test_a_signal_leaves_a_start_that_it_cancels_the_time_to_undo_it(
     what = "self.opened()\n\n    async def opened(self):\n"
     what += "        try:\n            await asyncio.Event().wait()\n"
     what += "        finally:\n            await asyncio.sleep(1)\n            print('undone')"
-    served = waiting(nursery, tmp_path, what=what, first=SOON, program=PROGRAM)
+    served = waiting(nursery, tmp_path, what=what, first=SOON)
     assert (served.returncode, served.stdout) == (0, "undone\n"), served
 
 
 def test_a_second_signal_ends_a_start_at_once(nursery: Nursery, tmp_path: Path) -> None:
     """Without the time that the first one leaves."""
     what = "asyncio.sleep(os.kill(os.getpid(), signal.SIGINT) or block())"
-    served = waiting(nursery, tmp_path, what=what, first=NEVER, program=PROGRAM)
+    served = waiting(nursery, tmp_path, what=what, first=NEVER)
     assert (served.returncode, served.stdout) == (0, ""), served
 
 
@@ -309,9 +305,7 @@ def test_workers_that_a_plugin_blocks_end_when_their_supervisor_is_killed(
 ) -> None:
     """They hold its standard error until they end."""
     what, number = "asyncio.sleep(block())", signal.SIGKILL
-    killed = waiting(
-        nursery, tmp_path, "--workers", "2", number=number, what=what, first=SOON, program=PROGRAM
-    )
+    killed = waiting(nursery, tmp_path, "--workers", "2", number=number, what=what, first=SOON)
     assert killed.returncode == -number, killed
 
 

@@ -15,6 +15,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 from uvicorn.supervisors.watchfilesreload import WatchFilesReload
+from watchfiles import watch
 
 from tealagents.serving import STOPPING
 
@@ -26,6 +27,9 @@ START_SECONDS = 600.0
 APART_SECONDS = 0.2
 #: seconds that the second signal waits, in addition, for a worker that has not handled the first one yet
 TAKEN_SECONDS = 10.0
+
+#: milliseconds for which the reloader waits for changes before it looks for signals
+WATCH_MILLISECONDS = 1
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +224,12 @@ def _has_pending_sigterm(pid: int | None) -> bool:
 
 
 class Reloader(WatchFilesReload):
-    """Uvicorn's reloader, but it also passes a second signal to stop on, and calls `follow` on changes."""
+    """Uvicorn's reloader, with three differences:
+
+    - a second signal to stop is passed on as well
+    - `follow` is called on changes
+    - the files are watched before the first process serves
+    """
 
     #: whether a signal to stop has arrived
     signaled = False
@@ -228,6 +237,25 @@ class Reloader(WatchFilesReload):
     hurried = False
     #: called before the serving process is replaced
     follow: Callable[[], None]
+
+    def __init__(
+        self, config: Config, target: Callable[[list[socket] | None], None], sockets: list[socket]
+    ) -> None:
+        super().__init__(config, target, sockets)
+        self.watcher = watch(
+            *self.reload_dirs,
+            watch_filter=None,
+            stop_event=self.should_exit,
+            rust_timeout=WATCH_MILLISECONDS,
+            yield_on_timeout=True,
+            ignore_permission_denied=True,
+        )
+
+    def startup(self) -> None:
+        """The files are watched from the first look at them: one that is edited as soon as the first process
+        serves is not missed."""
+        next(self.watcher, None)
+        super().startup()
 
     def restart(self) -> None:
         self.follow()
