@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, Never
 
 import pytest
@@ -101,6 +101,26 @@ def test_a_signal_at_any_moment_of_the_pause_between_two_looks_ends_it(tmp_path:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, alarm)
     assert number > 2
+
+
+def test_files_are_watched_before_the_first_process_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However soon that is: an edit of that moment is followed."""
+    edited = tmp_path / "edited.py"
+    started = SimpleNamespace(start=edited.touch)
+    monkeypatch.setattr("uvicorn.supervisors.basereload.get_subprocess", lambda **_: started)
+    config = Config(
+        "nowhere:app", reload=True, reload_dirs=[str(tmp_path)], reload_delay=0.001, log_config=None
+    )
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        reloader = Reloader(config, target=lambda sockets: None, sockets=[])
+        reloader.startup()
+        until(lambda: reloader.should_restart() == [edited])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

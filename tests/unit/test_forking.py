@@ -70,6 +70,13 @@ def test_a_command_that_is_killed_looks_killed(
     assert killed.returncode == -signal.SIGKILL
 
 
+def test_a_command_that_ends_at_once_has_its_status(nursery: Nursery, tmp_path: Path) -> None:
+    """As a start does that a plugin blocks when a signal ends it."""
+    config = written(tmp_path, "os._exit(7)")
+    env = {**os.environ, "TA_API_KEY": "any"}
+    assert subprocess.run([nursery.program, "check", str(config)], env=env, timeout=60).returncode == 7
+
+
 def test_a_signal_to_the_program_reaches_what_is_forked(nursery: Nursery, tmp_path: Path) -> None:
     """It is the one process that its caller knows."""
     config = written(tmp_path, "print('started', flush=True); import time; time.sleep(1000)")

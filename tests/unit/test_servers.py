@@ -92,8 +92,10 @@ def test_nothing_is_left_when_the_tests_are_killed(kind: str, still: bool) -> No
     """A process that is killed with SIGKILL leaves neither its server nor the server's folder behind."""
     program = f"""
 import os, signal
-from tealagents.testing.servers import {kind}
-server = {kind}().__enter__()
+from pathlib import PosixPath
+from tealagents.testing import servers
+servers.PostgresServer.shared = {PostgresServer.shared!r}
+server = servers.{kind}().__enter__()
 if {still}:
     server.stop()
 print(server.directory, *server.processes(), flush=True)

@@ -383,13 +383,14 @@ def _run_reloading(
     """
     from uvicorn import Config, Server
 
-    from tealagents.cli.supervisor import Reloader
+    from tealagents.cli.supervisor import LOOK_SECONDS, Reloader
 
     config = Config(
         _WORKER_APP,
         factory=True,
         reload=True,
         reload_dirs=[str(file.parent) for file in files],
+        reload_delay=LOOK_SECONDS,
         reload_includes=["*.yaml", "*.yml", "*.py", ".env", *(file.name for file in files)],
         **options,
     )

@@ -27,9 +27,8 @@ START_SECONDS = 600.0
 APART_SECONDS = 0.2
 #: seconds that the second signal waits, in addition, for a worker that has not handled the first one yet
 TAKEN_SECONDS = 10.0
-
-#: milliseconds for which the reloader waits for changes before it looks for signals
-WATCH_MILLISECONDS = 1
+#: milliseconds that the reloader waits for changes, and seconds between two looks for them
+WATCH_MILLISECONDS, LOOK_SECONDS = 1, 0.05
 
 log = logging.getLogger(__name__)
 
