@@ -16,7 +16,7 @@ from a2a_talk import VERSION
 from agui_talk import refusal
 from estates import A2A, AG_UI, APPROVE, OPENAI, OWN, RECIPES, SECRET, Estate
 from served_routes import PROTOCOLS, PUBLIC, places
-from wire import NOBODYS, Event, Json, events, operations, problem, records, store_of, text
+from wire import NOBODYS, Event, Json, events, operations, problem, records_of_each, store_of, text
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import OTHER_TENANT, TENANT, LocalAuthority, object_id
@@ -71,9 +71,8 @@ class Town:
         store, agent = store_of(self.service), self.service.prefix.split("/")[1]
         users = [(TENANT, name) for name in ("alice", "mallory", "carol", "dave", "erin")]
         users += [(OTHER_TENANT, name) for name in ("alice", "carol", "dave")]
-        return {
-            f"{tid} {name}": records(store, f"{agent}/user/{tid}.{object_id(name)}") for tid, name in users
-        }
+        places = [f"{agent}/user/{tid}.{object_id(name)}" for tid, name in users]
+        return dict(zip(places, records_of_each(store, places), strict=True))
 
 
 @pytest.fixture(scope="module")

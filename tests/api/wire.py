@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -81,16 +81,27 @@ def store_of(service: ServiceThread) -> Store:
 
 def records(store: Store, partition: str, prefix: str = "") -> dict[str, Record]:
     """All records of a partition. Stores of this process may be read from any event loop while idle."""
+    return asyncio.run(_records(store, partition, prefix))
 
-    async def read() -> dict[str, Record]:
-        found: dict[str, Record] = {}
-        after = None
-        while page := await store.scan(partition, prefix, after=after, limit=500):
-            found |= dict(page)
-            after = page[-1][0]
-        return found
+
+def records_of_each(store: Store, partitions: Iterable[str]) -> list[dict[str, Record]]:
+    """All records of each partition. An event loop for each would take longer than reading."""
+
+    async def read() -> list[dict[str, Record]]:
+        return [await _records(store, partition, "") for partition in partitions]
 
     return asyncio.run(read())
+
+
+async def _records(store: Store, partition: str, prefix: str) -> dict[str, Record]:
+    found: dict[str, Record] = {}
+    after = None
+    while page := await store.scan(partition, prefix, after=after, limit=500):
+        found |= dict(page)
+        if len(page) < 500:
+            break
+        after = page[-1][0]
+    return found
 
 
 def partition(service: ServiceThread, user: str, tid: str = "mock") -> str:
