@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 import zlib
+from pathlib import Path
 
 import httpx
 import pytest
@@ -36,8 +37,10 @@ _default.connect = _default.read = _default.write = _default.pool = 60
 # A short key is stretched on purpose, for a tenth of a second: each once.
 encrypted._derive = functools.lru_cache(encrypted._derive)
 
-# Nobody out there is called: the certificates of the world, 40 ms an HTTP client, stay on disk.
-os.environ.pop("SSL_CERT_FILE", None)
+# Nobody out there is called: the certificates of the world, 15 ms a TLS context, stay on disk. With no file
+# named, OpenSSL reads its own, and botocore another, even for calls without TLS: here both read a single one.
+for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE"):
+    os.environ[name] = str(Path(__file__).parent / "fixtures" / "nobody.pem")
 os.environ["SSL_CERT_DIR"] = tempfile.mkdtemp(prefix="no-certificates-")
 atexit.register(os.rmdir, os.environ["SSL_CERT_DIR"])
 
