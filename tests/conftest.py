@@ -3,6 +3,7 @@
 import atexit
 import functools
 import gc
+import importlib
 import inspect
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import typer.testing
 from hypothesis import settings
 
 from tealagents.stores import encrypted
@@ -36,6 +38,11 @@ _default.connect = _default.read = _default.write = _default.pool = 60
 
 # A short key is stretched on purpose, for a tenth of a second: each once.
 encrypted._derive = functools.lru_cache(encrypted._derive)
+
+# A command line is made of the signatures of its functions, which takes milliseconds: each once.
+_cli = importlib.import_module("tealagents.cli.main")
+_cli.command_line = functools.cache(_cli.command_line)  # type: ignore[attr-defined]
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 # Nobody out there is called: the certificates of the world, 15 ms a TLS context, stay on disk. With no file
 # named, OpenSSL reads its own, and botocore another, even for calls without TLS: here both read a single one.
