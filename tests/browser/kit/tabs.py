@@ -39,8 +39,8 @@ _WATCH_POLICY = """
 addEventListener("securitypolicyviolation", (event) =>
   console.error(`POLICY ${event.effectiveDirective} ${event.blockedURI} ${event.sample}`));
 """
-#: opens the empty view if a user is signed in still, and nothing outside of it was changed that outlives it; gives
-#: whether it did. The notice is closed: that of the next test may be the same
+#: opens the empty view if a user is signed in still, and nothing outside of it was changed that outlives it;
+#: gives whether it did. The notice is closed: that of the next test may be the same
 _BEGIN_AGAIN = """(user) => {
   const key = "tealagents.console.session " + new URL("../..", location).pathname;
   if (user !== JSON.parse(sessionStorage.getItem(key))?.name || localStorage.length !== 0
