@@ -10,7 +10,7 @@ COMPILED := $(VENV)/.compiled
 TOOLS  := .tools/.ready
 PORT   ?= 8000
 # Tests wait for servers, leases and processes, so there are more workers than cores; but each of them collects all
-# tests and starts servers of its own.
+# tests and starts servers of its own. To have another number, `make test WORKERS=6`.
 WORKERS ?= $(shell expr 4 \* $$(getconf _NPROCESSORS_ONLN))
 
 # A file is run by one worker: what its tests share is started once.
@@ -36,8 +36,8 @@ $(READY): pyproject.toml requirements.lock requirements-build.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
-# One process compiles what all workers of the tests import: otherwise each would, all of them at the same time.
-# What is wrong with a test is shown when they run.
+# What the tests import is compiled while their tools are being installed, and not when they wait for it. What is
+# wrong with a test is shown when they run.
 $(COMPILED): $(READY)
 	@echo "Compiling the tests (once) …"
 	@$(BIN)/python -m pytest --collect-only -q -q >/dev/null 2>&1 || true

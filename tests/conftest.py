@@ -6,6 +6,7 @@ import gc
 import importlib
 import inspect
 import os
+import shutil
 import signal
 import tempfile
 import zlib
@@ -18,7 +19,11 @@ from hypothesis import settings
 
 from tealagents.stores import encrypted
 
-pytest_plugins = ["tealagents.testing.pytest_servers", "tealagents.testing.pytest_stores"]
+pytest_plugins = [
+    "tealagents.testing.pytest_servers",
+    "tealagents.testing.pytest_stores",
+    "tests.forked_workers",
+]
 
 for name in [name for name in os.environ if name.startswith("TA_")]:
     del os.environ[name]
@@ -49,7 +54,8 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)  # type
 for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE"):
     os.environ[name] = str(Path(__file__).parent / "fixtures" / "nobody.pem")
 os.environ["SSL_CERT_DIR"] = tempfile.mkdtemp(prefix="no-certificates-")
-atexit.register(os.rmdir, os.environ["SSL_CERT_DIR"])
+# The folder of the process that they were forked from, each of the workers removes as well.
+atexit.register(shutil.rmtree, os.environ["SSL_CERT_DIR"], ignore_errors=True)
 
 # Started in the background or by `nohup`, a process inherits that SIGINT or SIGHUP is ignored, and so would
 # all that the tests start.
