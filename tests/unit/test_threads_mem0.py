@@ -80,6 +80,7 @@ def left_open() -> Iterator[None]:
     not in whichever test comes next."""
     yield
     gc.collect()
+    gc.freeze()  # what its libraries have imported is not gone through again after each of the next
 
 
 @pytest.fixture(autouse=True)
