@@ -9,11 +9,9 @@ import os
 import shutil
 import signal
 import tempfile
-import zlib
 from pathlib import Path
 
 import httpx
-import pytest
 import typer.testing
 from hypothesis import settings
 
@@ -23,6 +21,7 @@ pytest_plugins = [
     "tealagents.testing.pytest_servers",
     "tealagents.testing.pytest_stores",
     "tests.forked_workers",
+    "tests.schedule",
 ]
 
 for name in [name for name in os.environ if name.startswith("TA_")]:
@@ -49,10 +48,10 @@ _cli = importlib.import_module("tealagents.cli.main")
 _cli.command_line = functools.cache(_cli.command_line)  # type: ignore[attr-defined]
 typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
-# Nobody out there is called: the certificates of the world, 15 ms a TLS context, stay on disk. With no file
+# Nothing out there is called: the certificates of the world, 15 ms a TLS context, stay on disk. With no file
 # named, OpenSSL reads its own, and botocore another, even for calls without TLS: here both read a single one.
 for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE"):
-    os.environ[name] = str(Path(__file__).parent / "fixtures" / "nobody.pem")
+    os.environ[name] = str(Path(__file__).parent / "fixtures" / "only_authority.pem")
 os.environ["SSL_CERT_DIR"] = tempfile.mkdtemp(prefix="no-certificates-")
 # The folder of the process that they were forked from, each of the workers removes as well.
 atexit.register(shutil.rmtree, os.environ["SSL_CERT_DIR"], ignore_errors=True)
@@ -63,54 +62,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-#: the files that take longest, longest first: begun last, one would keep a single worker busy at the end
-LONGEST = (
-    "unit/test_cli_serve.py",
-    "browser/test_failures.py",
-    "conformance/test_dynamodb.py",
-    "browser/test_console_views.py",
-    "conformance/test_postgres.py",
-    "api/test_state_commands.py",
-    "conformance/test_redis_cluster.py",
-    "browser/test_hostile.py",
-    "demos/test_demos.py",
-    "crash/test_drain.py",
-    "unit/test_cli_doctor.py",
-    "unit/test_tools_mcp.py",
-    "conformance/test_redis.py",
-    "api/test_ownership.py",
-    "api/test_streams.py",
-    "api/test_schemathesis.py",
-    "api/mcp_protocol/test_mcp_conformance.py",
-    "unit/test_outbound.py",
-    "browser/test_roles.py",
-    "crash/test_store_faults.py",
-    "deploy/test_monitoring.py",
-    "unit/test_tools_openapi.py",
-    "browser/test_accessibility.py",
-    "crash/test_kill_points.py",
-    "unit/test_threads_model.py",
-    "api/test_approvals.py",
-    "api/ag_ui_api/test_agui_replicas.py",
-    "operations/test_runbooks.py",
-    "api/test_limits.py",
-    "unit/test_client_http.py",
-)
-
-
-def _turn(item: pytest.Item) -> tuple[int, int]:
-    """Long files first; the others mixed, the same way each time: those that wait with those that compute."""
-    name = item.path.relative_to(item.config.rootpath / "tests").as_posix()
-    return (LONGEST.index(name), 0) if name in LONGEST else (len(LONGEST), zlib.crc32(name.encode()))
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In which order workers take the files."""
-    if hasattr(config, "workerinput"):
-        items.sort(key=_turn)
 
 
 def pytest_collection_finish() -> None:

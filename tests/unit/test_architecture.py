@@ -92,11 +92,9 @@ def test_every_folder_of_tests_is_run() -> None:
 
 def test_files_that_are_begun_first_are_there(pytestconfig: pytest.Config) -> None:
     """One that was renamed would be begun anywhere, and end last."""
-    path = ROOT / "tests/conftest.py"
-    (conftest,) = {
-        p for p in pytestconfig.pluginmanager.get_plugins() if getattr(p, "__file__", "") == str(path)
-    }
-    assert [name for name in conftest.LONGEST if not (path.parent / name).is_file()] == []
+    schedule = pytestconfig.pluginmanager.get_plugin("tests.schedule")
+    assert schedule is not None
+    assert [name for name in schedule.LONGEST if not (ROOT / "tests" / name).is_file()] == []
 
 
 def test_contracts_name_each_layer_and_adapter() -> None:
