@@ -146,7 +146,8 @@ def test_what_is_sent_is_shown(long: Tab) -> None:
 
 def _imported(service: ServiceThread, parents: Sequence[int | None]) -> tuple[str, list[str]]:
     """A task of copies of one request, each with the number of the one that it continues; and their ids."""
-    (answer,) = talk(service, "Message 0.")
+    # an open page that lists the first one would look for its title when it may be gone
+    (answer,) = talk(service, "Message 0.", metadata={"title": "Copies"})
     with service.client("ada") as client:
         known = client.get(f"/tasks/{answer['task_id']}/export").raise_for_status().json()
         client.delete(f"/tasks/{answer['task_id']}").raise_for_status()
