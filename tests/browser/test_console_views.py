@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from agents import DOT, ENVIRONMENT, agent, talk
 from playwright.sync_api import FilePayload, Locator, Response, Route, expect
-from tabs import ANIMATED, Tab, Tabs
+from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread, offline_service
 from tealagents.testing.waits import until
@@ -242,7 +242,9 @@ def test_a_click_on_one_decision_does_not_make_the_next(ada: Tab, service: Servi
     """A double click, or one for what was there before: the next pause stands where the first one was, and
     has not been read. The keyboard is not held up."""
     (pause,) = talk(service, "rotate the log and tidy")
-    ada.animate(0)
+    animations = ada.page.context.new_cdp_session(ada.page)
+    animations.send("Animation.enable")
+    animations.send("Animation.setPlaybackRate", {"playbackRate": 0})
     ada.open("tasks", pause["task_id"])
     approve, mouse = ada.button("Approve"), ada.page.mouse
     approve.press("Enter")
@@ -250,7 +252,7 @@ def test_a_click_on_one_decision_does_not_make_the_next(ada: Tab, service: Servi
     place = approve.bounding_box()
     assert place is not None
     mouse.click(place["x"] + 9, place["y"] + 9)
-    ada.animate(ANIMATED)
+    animations.send("Animation.setPlaybackRate", {"playbackRate": 1})
     expect(approve).to_have_css("pointer-events", "auto")
     mouse.down(click_count=2)
     mouse.up(click_count=2)

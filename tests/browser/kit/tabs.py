@@ -27,10 +27,6 @@ CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), None)
 #: milliseconds that a page has to show what is expected; reached only where it never does
 PATIENCE = 30_000
 
-#: how fast the time of animations passes. The buttons of a pause rest for a second before a pointer can press
-#: them, and Playwright would look again and again whether it can. A test of the rest stops this time
-ANIMATED = 100
-
 #: what Chromium says of an answer that is no success; the page says it in words
 _REFUSED = re.compile(r"Failed to load resource: the server responded with a status of (\d+)")
 _CUT = re.compile(r"Failed to load resource: net::|net::ERR_")
@@ -39,17 +35,13 @@ _WATCH_POLICY = """
 addEventListener("securitypolicyviolation", (event) =>
   console.error(`POLICY ${event.effectiveDirective} ${event.blockedURI} ${event.sample}`));
 """
-#: opens the empty view if a user is signed in still, and nothing outside of it was changed that outlives it;
-#: gives whether it did. The notice is closed: that of the next test may be the same
-_BEGIN_AGAIN = """(user) => {
-  const key = "tealagents.console.session " + new URL("../..", location).pathname;
-  if (user !== JSON.parse(sessionStorage.getItem(key))?.name || localStorage.length !== 0
-    || [...document.querySelectorAll(".filter input, .filter select")].some((each) => each.value)
-    || document.querySelector(".whose button:last-child[aria-pressed=true], dialog[open]")) return false;
-  document.querySelector(".notice").click();
-  location.hash = "#/new";
-  return true;
-}"""
+#: whether a user is signed in still, and nothing outside of the view was changed that outlives it
+_AS_IT_BEGAN = """(user) => user === JSON.parse(
+    sessionStorage.getItem("tealagents.console.session " + new URL("../..", location).pathname))?.name
+  && localStorage.length === 0
+  && ![...document.querySelectorAll(".filter input, .filter select")].some((each) => each.value)
+  && !document.querySelector(".whose button:last-child[aria-pressed=true], dialog[open]")
+"""
 
 
 class Tab:
@@ -64,13 +56,6 @@ class Tab:
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.errors.append(f"{error.name}: {error.message}"))
         self.page.add_init_script(_WATCH_POLICY)
-        self._animations = context.new_cdp_session(self.page)
-        self._animations.send("Animation.enable")
-        self.animate(ANIMATED)
-
-    def animate(self, rate: float) -> None:
-        """From now on the time of animations passes so many times as fast as elsewhere."""
-        self._animations.send("Animation.setPlaybackRate", {"playbackRate": rate})
 
     def begin(self, console: str) -> None:
         """Gives it to a test, and drops what was reported before."""
@@ -84,7 +69,7 @@ class Tab:
 
     def rest(self) -> bool:
         """A test has ended; whether another one can have the tab."""
-        if self.page.is_closed():
+        if self.may_be_cut or self.page.is_closed():
             return False
         for other in self.context.pages:
             if other is not self.page:
@@ -92,13 +77,13 @@ class Tab:
         self.page.unroute_all(behavior="ignoreErrors")
         if self._requests is not None:
             self.page.remove_listener("request", self._keep)
-        # of a page whose connections were cut more may be reported; not of the next one
-        as_it_began = self.user is not None and not self.may_be_cut and self.page.url.startswith(self.console)
-        if as_it_began and self.page.evaluate(_BEGIN_AGAIN, self.user):
+        signed_in = self.user is not None and self.page.url.startswith(self.console)
+        if signed_in and self.page.evaluate(_AS_IT_BEGAN, self.user):
+            self.page.evaluate("document.querySelector('.notice')?.click()")  # the next one may be the same
+            self.page.goto(f"{self.console}#/new")
             # until it is drawn a test that opens the same view again would find it as it was left
             self.page.locator('a[href="#/new"][aria-current=page]').wait_for(state="attached")
         else:
-            self.context.set_offline(False)
             self.forget()
         return True
 
@@ -136,14 +121,6 @@ class Tab:
 
     def sign_in(self, user: str) -> "Tab":
         self.page.goto(self.console)
-        return self._give_name(user)
-
-    def hand_over(self, user: str) -> "Tab":
-        """One user signs out and another one in, in the same page."""
-        self.button("Sign out").click()
-        return self._give_name(user)
-
-    def _give_name(self, user: str) -> "Tab":
         self.page.get_by_label("Your name").fill(user)
         self.page.get_by_role("button", name="Continue").click()
         self.page.get_by_role("link", name="New conversation").wait_for()
@@ -207,16 +184,14 @@ class Profiles:
     """Browser profiles with a tab in each, for one test after the other.
 
     To make a profile, and to load the console in it, costs more than most of what tests do there. So a tab is
-    given to the next test that wants the same user at the same console, as it is. For another user the one
-    before signs out, unless the page is to be loaded while its requests are recorded. To any other test it is
-    given emptied.
+    given to the next test that wants the same user at the same console, as it is; to any other emptied.
     """
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
         self._free: dict[str, list[Tab]] = {}
 
-    def take(self, console: str, user: str | None, recorded: bool, options: Mapping[str, Any]) -> Tab:
+    def take(self, console: str, user: str | None, options: Mapping[str, Any]) -> Tab:
         free = self._free.setdefault(repr(sorted(options.items())), [])
         for tab in free:
             if tab.console != console:
@@ -228,9 +203,7 @@ class Profiles:
             return Tab(context, console)
         given = fitting[0] if fitting else free[0]
         free.remove(given)
-        if not fitting and user and given.user and not recorded:
-            given.hand_over(user)
-        elif not fitting:
+        if not fitting:
             given.forget()
         given.begin(console)
         return given
@@ -260,7 +233,7 @@ class Tabs:
         return tab if tab.user == user else tab.sign_in(user)
 
     def _taken(self, console: str, user: str | None, recorded: bool, options: Mapping[str, Any]) -> Tab:
-        tab = self._profiles.take(console, user, recorded, options)
+        tab = self._profiles.take(console, user, options)
         if recorded:
             tab.record()
         self.opened.append(tab)
