@@ -3,7 +3,6 @@
 import atexit
 import functools
 import gc
-import importlib
 import inspect
 import os
 import shutil
@@ -12,7 +11,6 @@ import tempfile
 from pathlib import Path
 
 import httpx
-import typer.testing
 from hypothesis import settings
 
 from tealagents.stores import encrypted
@@ -43,17 +41,12 @@ _default.connect = _default.read = _default.write = _default.pool = 60
 # A short key is stretched on purpose, for a tenth of a second: each once.
 encrypted._derive = functools.lru_cache(encrypted._derive)
 
-# A command line is made of the signatures of its functions, which takes milliseconds: each once.
-_cli = importlib.import_module("tealagents.cli.main")
-_cli.command_line = functools.cache(_cli.command_line)  # type: ignore[attr-defined]
-typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
-
-# Nothing out there is called: the certificates of the world, 15 ms a TLS context, stay on disk. With no file
-# named, OpenSSL reads its own, and botocore another, even for calls without TLS: here both read a single one.
+# Tests call nothing outside this machine, and reading the system's certificates takes 15 ms a TLS context.
+# Without these variables, OpenSSL and botocore each read a file of their own, botocore even without TLS.
 for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE"):
     os.environ[name] = str(Path(__file__).parent / "fixtures" / "only_authority.pem")
 os.environ["SSL_CERT_DIR"] = tempfile.mkdtemp(prefix="no-certificates-")
-# The folder of the process that they were forked from, each of the workers removes as well.
+# Forked workers share the folder, so the first one to end may already have removed it.
 atexit.register(shutil.rmtree, os.environ["SSL_CERT_DIR"], ignore_errors=True)
 
 # Started in the background or by `nohup`, a process inherits that SIGINT or SIGHUP is ignored, and so would

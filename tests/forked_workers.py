@@ -1,8 +1,8 @@
-"""The workers of pytest-xdist are forked from a process that has imported all of the tests.
+"""The workers of pytest-xdist are forked from a process that has imported all tests.
 
-Importing the tests and their libraries takes seconds, and each of the workers would do it, all at the same
-time. A forked one shares the imports; otherwise it is a worker like any other, which collects the tests and
-runs them. What cannot be imported, each worker tries again, and says why.
+Importing the tests and their libraries takes seconds, and all workers would do it at the same time. A forked
+worker shares the imports; otherwise it is like any other, and collects and runs the tests. A module that
+cannot be imported is imported again by each worker, which reports the error.
 """
 
 import atexit
@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 
-#: the program that pytest-xdist calls in place of Python: it passes its streams and what is to be run to the
-#: process from which the worker is forked, and ends with the worker
+#: the program that pytest-xdist calls in place of Python: it passes its streams and its code to the process
+#: from which workers are forked, and ends with the worker
 _PROGRAM = """
 import os, signal, socket, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal, the worker gets it as well
@@ -76,7 +76,7 @@ class _NoTests:
 
 
 def _import_tests(arguments: Sequence[str]) -> None:
-    """Says nothing, whatever happens: the workers will."""
+    """Prints nothing: the workers report what is wrong."""
     streams = [os.dup(1), os.dup(2)]
     with open(os.devnull, "wb") as nothing:
         for number in (1, 2):
