@@ -14,7 +14,7 @@ from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
 from tealagents.state.new_task import new_session
 from tealagents.state.records import BATCH_BYTES, Stored
-from tealagents.state.removal import bury, forget, give_up
+from tealagents.state.removal import bury, drop_note, give_up
 from tealagents.state.tasks import Tasks
 
 #: entries in one log record of a copy
@@ -113,5 +113,5 @@ class Copy:
             delete=list(self._guard),
         )
         with suppress(PersistenceUnavailable):  # the sweep drops an old note
-            await forget(self._records, self.head, making=True)
+            await drop_note(self._records, self.head, making=True)
         return head

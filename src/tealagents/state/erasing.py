@@ -19,7 +19,7 @@ from tealagents.domain.models import Head, Session
 from tealagents.state import keys
 from tealagents.state.codec import unseal
 from tealagents.state.records import Stored
-from tealagents.state.removal import PendingDeletion, bury_unchanged, deletion_key, erase, give_up
+from tealagents.state.removal import PendingDeletion, bury_unchanged, deletion_note, erase, give_up
 from tealagents.state.session_deletion import PendingSessionDeletion, SessionDeletion, session_note
 from tealagents.state.tasks import Tasks
 
@@ -137,7 +137,11 @@ class Eraser:
             return False
         partition = self._records.partition(note.owner)
         head = await self._records.get(partition, keys.task(note.task_id), Head)
-        if head is None or not head.value.erased or deletion_key(head.value, making=head.value.making) != key:
+        if (
+            head is None
+            or not head.value.erased
+            or deletion_note(head.value, making=head.value.making) != key
+        ):
             return await self._drop(erasing, key, note.begun_at, before, gone=head is None)
         guard = keys.importing(note.task_id)
         guarded = await self._records.version(partition, guard)

@@ -17,7 +17,7 @@ from tealagents.state import keys
 from tealagents.state.begun import BegunRequests
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import Headless, RecordStore, Stored, blob_ref
-from tealagents.state.removal import bury, forget, give_up
+from tealagents.state.removal import bury, drop_note, give_up
 from tealagents.state.transitions import Transition, with_key
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class HeadCommits:
             raise
         try:
             with suppress(PersistenceUnavailable):  # the sweep drops an old note
-                await forget(records, head, making=True)
+                await drop_note(records, head, making=True)
         except BaseException:  # the request has begun, but no run will carry it on
             if transition.takes and written.request is not None:
                 self._begun.leave(partition, written.request.request_id)

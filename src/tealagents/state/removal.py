@@ -1,12 +1,13 @@
-"""Tombstones, and the removal of a task's records under one: page by page, the head last.
+"""The deletion of a task (`erasing`): its note, its tombstone, and the removal of its records.
 
 Another process may finish a removal meanwhile, and the same task may be imported again, so every commit
-expects the tombstone. A task that takes several commits to create begins under a tombstone, too
-(`MAKING_SECONDS`), so that a crash never leaves records without a head.
+expects the tombstone. A task that takes several commits to create begins with a note and a tombstone, too
+(`making`), so that a crash never leaves records without a head: one that is not finished is erased.
 """
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -35,7 +36,7 @@ class PendingDeletion(Struct, frozen=True):
     begun_at: float
 
 
-def deletion_key(head: Head, *, making: bool) -> str:
+def deletion_note(head: Head, *, making: bool) -> str:
     """The key of the note on a task's deletion or, with `making`, its creation."""
     return f"{keys.task(head.task_id)}/{head.log_id}{'/making' if making else ''}"
 
@@ -48,14 +49,13 @@ async def bury(
     *,
     making: bool = False,
 ) -> Stored[Head]:
-    """Writes a note, by which a crash is noticed, then the tombstone in place of the head.
+    """Writes the note, then the tombstone in place of the head. Raises `Conflict`.
 
-    With `making`, the tombstone is that of a task being created. Raises `Conflict`.
+    With `making`, they are those of a task being created.
     """
-    erasing, key = keys.erasing(records.agent), keys.task(head.task_id)
-    noted, now = deletion_key(head, making=making), await records.store.now()
+    key, noted, now = keys.task(head.task_id), deletion_note(head, making=making), await records.store.now()
     note = PendingDeletion(head.owner, head.task_id, now + MAKING_SECONDS if making else now)
-    await records.commit(erasing, marker=noted, put={noted: note})
+    await records.commit(keys.erasing(records.agent), marker=noted, put={noted: note})
     buried = replace(head, erased=True, running=None, pending=None, queue=(), metadata={})
     version = await records.commit(
         partition, marker=key, expect=expect, put={key: buried}, delete=keys.listings(head)
@@ -75,17 +75,15 @@ async def bury_unchanged(
 
 
 async def erase(records: RecordStore, directory: Directory, partition: str, buried: Stored[Head]) -> None:
-    """Removes a buried task's records, its head last. May be repeated after a crash."""
-    try:
-        await Removal(records, directory, partition, buried).run()
-    except Conflict:  # another process continues or has finished it, and deletes the note
-        return
-    await forget(records, buried.value, making=False)
+    """Removes a buried task's records, its head last, and the note. May be repeated after a crash."""
+    with suppress(Conflict):  # another process continues or has finished it, and deletes the note
+        await _Removal(records, directory, partition, buried).run()
+        await drop_note(records, buried.value, making=False)
 
 
-async def forget(records: RecordStore, head: Head, *, making: bool) -> None:
+async def drop_note(records: RecordStore, head: Head, *, making: bool) -> None:
     """Deletes the note on a task that is erased or, with `making`, created."""
-    await records.delete(keys.erasing(records.agent), [deletion_key(head, making=making)])
+    await records.delete(keys.erasing(records.agent), [deletion_note(head, making=making)])
 
 
 async def give_up(records: RecordStore, directory: Directory, partition: str, making: Stored[Head]) -> None:
@@ -97,11 +95,11 @@ async def give_up(records: RecordStore, directory: Directory, partition: str, ma
     was = replace(making.value, tail_seq=1)
     again = await bury(records, partition, was, {keys.task(was.task_id): making.version})
     await erase(records, directory, partition, again)
-    await forget(records, was, making=True)
+    await drop_note(records, was, making=True)
 
 
-class Removal:
-    """Removes one task."""
+class _Removal:
+    """The removal of one task's records."""
 
     def __init__(
         self, records: RecordStore, directory: Directory, partition: str, buried: Stored[Head]
