@@ -1,16 +1,12 @@
-"""Deletes a session with all its tasks, in stages, since one commit cannot erase them all.
+"""The deletion of a session with its tasks (`erasing`), in stages, since one commit cannot erase them all.
 
-1. **Marked.** A note records that the deletion has begun. Then one commit marks the session and adds it to
-   the list of sessions being deleted (`Deleting`): from here on the session and its tasks are gone for every
-   reader, and no task begins in it.
-2. **Closed.** Each task's head is rewritten unchanged, so that no message that was read before the mark can
-   be committed on it. If one was committed earlier and its request runs, the mark is taken back: the session
-   is restored, and the deletion refused.
-3. **Erased.** The tasks are buried and removed, one after the other. Then the session leaves the list, and
-   its record and the note are deleted.
+- `mark`: writes the note. Then one commit marks the session and adds it to the list of sessions being deleted
+  (`Deleting`): from here on the session and its tasks are gone for every reader, and no task begins in it
+- `close`: rewrites each task's head unchanged, so that no message that was read before the mark can be
+  committed on it. If one was committed earlier and its request runs, the mark is taken back
+- `erase`: removes the tasks. Then the session leaves the list, and its record and the note are deleted
 
-Any number of processes may carry out one deletion at once, and any of them may die: each commit expects the
-session as it was marked, so a late one changes nothing.
+Each commit expects the session as it was marked, so a late one changes nothing.
 """
 
 from collections.abc import Mapping
@@ -20,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain.errors import Conflict, NotFound, TaskBusy
-from tealagents.domain.models import Deleting, Head, Running, Session, User
+from tealagents.domain.models import Deleting, Head, Session, User
 from tealagents.state import keys
 from tealagents.state.records import Stored
 from tealagents.state.removal import bury_unchanged, erase
@@ -64,7 +60,9 @@ class SessionDeletion:
         `TaskBusy` while one of its tasks runs. With `if_empty`, it is to be deleted only if it has no tasks.
         """
         if not if_empty:
-            await self._refuse_busy()
+            for task_id in await self.tasks():
+                if (busy := await self._busy(await self._head(task_id))) is not None:
+                    raise busy
         session, key = self._session, keys.session(self._id)
         gone = replace(session.value, erased=True, if_empty=if_empty)
         note = PendingSessionDeletion(gone.owner, gone.session_id, await self._records.store.now())
@@ -73,24 +71,20 @@ class SessionDeletion:
         )
         while True:
             deleting = await self._records.get(self._partition, keys.DELETING, Deleting)
-            names = (*(deleting.value.sessions if deleting else ()), gone.session_id)
-            try:
+            names = (*(deleting.value.sessions if deleting else ()), self._id)
+            with suppress(Conflict):
                 version = await self._records.commit(
                     self._partition,
                     marker=key,
                     expect={key: session.version, keys.DELETING: deleting.version if deleting else None},
                     put={key: gone, keys.DELETING: Deleting(tuple(dict.fromkeys(names)))},
                 )
-            except Conflict:
-                again = await self._read()
-                if again is None or _is_deleted(again.value) or session_note(again.value) != self._note:
-                    raise NotFound(
-                        f"There is no session {gone.session_id}.", session_id=gone.session_id
-                    ) from None
-                session = again
-            else:
                 self._session = Stored(gone, version)
                 return
+            again = await self._read()
+            if again is None or _is_deleted(again.value) or session_note(again.value) != self._note:
+                raise NotFound(f"There is no session {self._id}.", session_id=self._id)
+            session = again
 
     async def close(self) -> None:
         """Rewrites all heads, so that no request begins in the session's tasks any more.
@@ -100,9 +94,9 @@ class SessionDeletion:
         for task_id in await self.tasks():
             key = keys.task(task_id)
             while (found := await self._head(task_id)) and not found.value.erased:
-                running = await self._running(found.value)
-                if running is not None and await self._restore():
-                    raise self._busy(task_id, running)
+                busy = await self._busy(found)
+                if busy is not None and await self._restore():
+                    raise busy
                 expect = {key: found.version, **self._mark}
                 try:
                     await self._records.commit(
@@ -137,7 +131,7 @@ class SessionDeletion:
             )
         except Conflict:
             return False
-        await self._forget()
+        await self._drop_note()
         return True
 
     async def erase_if_empty(self) -> bool:
@@ -157,7 +151,7 @@ class SessionDeletion:
         """Restores the marked session; False if it is gone for good."""
         kept = replace(self._session.value, erased=False, if_empty=False)
         if await self._unmark({keys.session(self._id): kept}):
-            await self._forget()
+            await self._drop_note()
             return True
         return await self.is_back()  # another process carrying out the deletion may have restored it
 
@@ -184,21 +178,21 @@ class SessionDeletion:
 
     # --- reading ---------------------------------------------------------------------------------
 
-    async def _refuse_busy(self) -> None:
-        for task_id in await self.tasks():
-            found = await self._head(task_id)
-            running = await self._running(found.value) if found else None
-            if running is not None:
-                raise self._busy(task_id, running)
-
-    async def _running(self, head: Head) -> Running | None:
-        """The request of a task that a live process works on.
+    async def _busy(self, task: Stored[Head] | None) -> TaskBusy | None:
+        """The refusal if a live process works on a request of the task.
 
         A request whose process died may still be there, since no reader ends it in an expired task; it is
         erased with its task.
         """
-        running = head.running
-        return None if running is None or await self._tasks.abandoned(running) else running
+        running = task.value.running if task is not None else None
+        if task is None or running is None or await self._tasks.abandoned(running):
+            return None
+        return TaskBusy(
+            "A task of the session is running. The session can be deleted once the request of that task has "
+            "ended.",
+            **task.value.ids,
+            request_id=running.request_id,
+        )
 
     async def _finished(self) -> bool:
         """Whether the marked session is gone or has changed."""
@@ -214,7 +208,7 @@ class SessionDeletion:
     async def _bury(self, task: Stored[Head]) -> Stored[Head] | None:
         return await bury_unchanged(self._records, self._partition, task, self._mark)
 
-    async def _forget(self) -> None:
+    async def _drop_note(self) -> None:
         await self._records.delete(keys.erasing(self._records.agent), [self._note])
 
     @property
@@ -229,15 +223,6 @@ class SessionDeletion:
     def _mark(self) -> Mapping[str, str]:
         """What each commit expects: the session as marked."""
         return {keys.session(self._id): self._session.version}
-
-    def _busy(self, task_id: str, running: Running) -> TaskBusy:
-        return TaskBusy(
-            "A task of the session is running. The session can be deleted once the request of that task has "
-            "ended.",
-            task_id=task_id,
-            session_id=self._id,
-            request_id=running.request_id,
-        )
 
 
 def session_note(session: Session) -> str:
