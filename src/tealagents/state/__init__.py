@@ -33,9 +33,9 @@ Nothing that has been written to a log is ever rewritten.
 `importing`        a task from its document; `exporting`: a task as its document
 `task_document`    the document, and the checks of one that is imported
 `document_paths`   the paths in a document, each without its parent's
-`erasing`          deletion that survives a crash
-`session_deletion` the stages of deleting a session with all its tasks
-`removal`          tombstones, and removing a task's records page by page
+`erasing`          deletes tasks and sessions, in steps that survive a crash, with the next two
+`session_deletion` the stages of deleting a session with its tasks
+`removal`          a task's tombstone, and the removal of its records page by page
 `inventory`        the state of all users: for the operator's commands, as are the next three
 `dump`             exports all state as lines of JSON, and imports it into another store
 `pruning`          erases old tasks, or everything of one user

@@ -1,8 +1,17 @@
-"""Deletion that survives a crash.
+"""Deletes tasks and sessions. A deletion that a crash interrupts is resumed by any process.
 
-Erasing begins with a tombstone on the head (`removal`), or with a mark on the session (`session_deletion`):
-from then on the task, or all tasks of the session, are gone for every reader. A note records that it has
-begun; a process that finds an old note resumes the deletion. Damaged records are erased like all others.
+1. **Noted.** A note records that the deletion has begun.
+2. **Gone.** One commit hides the task or the session, with its tasks, from every reader: a tombstone replaces
+   the head of the task (`removal`), or the session is marked (`session_deletion`).
+3. **Closed.** Only of a session: no request can begin in its tasks any more. If one has begun before, the
+   session is restored, and the deletion refused.
+4. **Removed.** A task's records go page by page, the head last; of a session, the tasks go one after the
+   other, as in 2 and 4, then its own record.
+5. The note is deleted.
+
+Several processes may carry out one deletion at once, and each step may be repeated: every commit expects the
+tombstone or the mark. A process that finds an old note resumes the deletion; whether it stopped before or
+after step 2 shows in the head or the session. Damaged records are erased like all others.
 """
 
 import logging
@@ -36,6 +45,9 @@ class Eraser:
     def __init__(self, tasks: Tasks) -> None:
         self.tasks = tasks
         self._records = tasks.records
+        self._notes = keys.erasing(tasks.records.agent)
+
+    # --- tasks -----------------------------------------------------------------------------------
 
     async def delete_task(self, partition: str, task_id: str) -> None:
         """Erases a task with all its records, or resumes erasing it. `TaskBusy` while it runs."""
@@ -48,30 +60,29 @@ class Eraser:
 
     async def delete_as_read(self, partition: str, stored: Stored[Head]) -> bool:
         """Erases a task unless it has changed since it was read (False). `TaskBusy` while it runs."""
-        return await self._erased(partition, await self.bury(partition, stored))
+        _refuse_running(stored.value)
+        return await self.remove(partition, stored)
+
+    async def remove(self, partition: str, stored: Stored[Head]) -> bool:
+        """Erases a task, even if it runs, unless it has changed since it was read (False)."""
+        buried = await bury_unchanged(self._records, partition, stored)
+        if buried is not None:
+            await self.erase(partition, buried)
+        return buried is not None
 
     async def bury(self, partition: str, stored: Stored[Head]) -> Stored[Head] | None:
         """Begins to erase a task, unless it has changed since it was read (None). `TaskBusy` while it runs.
 
         No one finds the task any more. `erase` removes its records, or a sweep if the process ends before.
         """
-        if stored.value.running is not None:
-            raise TaskBusy(
-                "The task is running. It can be deleted once its request has ended.",
-                task_id=stored.value.task_id,
-                session_id=stored.value.session_id,
-                request_id=stored.value.running.request_id,
-            )
+        _refuse_running(stored.value)
         return await bury_unchanged(self._records, partition, stored)
 
-    async def remove(self, partition: str, stored: Stored[Head]) -> bool:
-        """Erases a task, even if it runs, unless it has changed since it was read (False)."""
-        return await self._erased(partition, await bury_unchanged(self._records, partition, stored))
+    async def erase(self, partition: str, buried: Stored[Head]) -> None:
+        """Removes a buried task's records, its head last. May be repeated after a crash."""
+        await erase(self._records, self.tasks.directory, partition, buried)
 
-    async def _erased(self, partition: str, buried: Stored[Head] | None) -> bool:
-        if buried is not None:
-            await self.erase(partition, buried)
-        return buried is not None
+    # --- sessions --------------------------------------------------------------------------------
 
     async def delete_session(self, partition: str, session_id: str) -> None:
         """Erases a session with its tasks, or resumes erasing it. `TaskBusy` while one of them runs."""
@@ -96,9 +107,7 @@ class Eraser:
         await deletion.mark(if_empty=True)
         return await deletion.erase_if_empty()
 
-    async def erase(self, partition: str, buried: Stored[Head]) -> None:
-        """Removes a buried task's records, its head last. May be repeated after a crash."""
-        await erase(self._records, self.tasks.directory, partition, buried)
+    # --- interrupted deletions -------------------------------------------------------------------
 
     async def sweep(self) -> None:
         """Finishes deletions that a crash or an outage has interrupted, as long as the service runs."""
@@ -112,68 +121,64 @@ class Eraser:
 
     async def resume_all(self, older_than_seconds: float = RESUMED_AFTER_SECONDS) -> int:
         """Resumes pending deletions; returns how many. Damaged notes are left alone."""
-        erasing = keys.erasing(self._records.agent)
         before = await self._records.store.now() - older_than_seconds
         resumed = 0
-        async for key, record in self._records.every(erasing, ""):
+        async for key, record in self._records.every(self._notes, ""):
             try:
-                resumed += await self._resume(erasing, key, record.value, before)
+                resumed += await self._resume(key, record.value, before)
             except CorruptState as error:
                 log.error("a pending deletion cannot be resumed: %s", error)
         return resumed
 
-    async def _resume(self, erasing: str, key: str, stored: bytes, before: float) -> bool:
-        """Resumes one deletion; False if there is nothing to do, or not yet."""
-        if key.startswith(keys.task("")):
-            return await self._resume_task(
-                erasing, key, unseal(erasing, key, stored, PendingDeletion), before
-            )
-        return await self._resume_session(
-            erasing, key, unseal(erasing, key, stored, PendingSessionDeletion), before
-        )
-
-    async def _resume_task(self, erasing: str, key: str, note: PendingDeletion, before: float) -> bool:
+    async def _resume(self, key: str, stored: bytes, before: float) -> bool:
+        """Resumes the deletion of one note; False if there is nothing to do, or not yet."""
+        kind: type[PendingDeletion] | type[PendingSessionDeletion]
+        kind = PendingDeletion if key.startswith(keys.task("")) else PendingSessionDeletion
+        note = unseal(self._notes, key, stored, kind)
         if note.begun_at > before:
             return False
         partition = self._records.partition(note.owner)
-        head = await self._records.get(partition, keys.task(note.task_id), Head)
-        if (
-            head is None
-            or not head.value.erased
-            or deletion_note(head.value, making=head.value.making) != key
-        ):
-            return await self._drop(erasing, key, note.begun_at, before, gone=head is None)
-        guard = keys.importing(note.task_id)
+        found: Stored[Head] | Stored[Session] | None
+        if isinstance(note, PendingDeletion):
+            found = await self._records.get(partition, keys.task(note.task_id), Head)
+            if found and found.value.erased and deletion_note(found.value, making=found.value.making) == key:
+                await self._resume_task(partition, found)
+                return True
+        else:
+            found = await self._records.get(partition, keys.session(note.session_id), Session)
+            if found and found.value.erased and session_note(found.value) == key:
+                await self._resume_session(partition, found)
+                return True
+        # the deletion is finished, or stopped before its tombstone or mark
+        if found is None or note.begun_at < before - FORGOTTEN_AFTER_SECONDS:
+            await self._records.delete(self._notes, [key])
+        return False
+
+    async def _resume_task(self, partition: str, buried: Stored[Head]) -> None:
+        guard = keys.importing(buried.value.task_id)
         guarded = await self._records.version(partition, guard)
         with suppress(Conflict):  # the task was finished after all, or imported again
-            if head.value.making:
-                await give_up(self._records, self.tasks.directory, partition, head)
+            if buried.value.making:
+                await give_up(self._records, self.tasks.directory, partition, buried)
             else:
-                await self.erase(partition, head)
+                await self.erase(partition, buried)
             if guarded is not None:
                 await self._records.delete(partition, [guard], expect={guard: guarded})
-        return True
 
-    async def _resume_session(
-        self, erasing: str, key: str, note: PendingSessionDeletion, before: float
-    ) -> bool:
-        if note.begun_at > before:
-            return False
-        partition = self._records.partition(note.owner)
-        session = await self._records.get(partition, keys.session(note.session_id), Session)
-        if session is None or not session.value.erased or session_note(session.value) != key:
-            return await self._drop(erasing, key, note.begun_at, before, gone=session is None)
+    async def _resume_session(self, partition: str, session: Stored[Session]) -> None:
         deletion = SessionDeletion(self.tasks, partition, session)
         if not deletion.marked:
             await deletion.erase_if_empty()
-            return True
+            return
         with suppress(TaskBusy):  # the session was restored
             await deletion.close()
             await deletion.erase()
-        return True
 
-    async def _drop(self, erasing: str, key: str, begun_at: float, before: float, *, gone: bool) -> bool:
-        """Drops the note of a deletion that is finished, or that stopped before its tombstone or mark."""
-        if gone or begun_at < before - FORGOTTEN_AFTER_SECONDS:
-            await self._records.delete(erasing, [key])
-        return False
+
+def _refuse_running(head: Head) -> None:
+    if head.running is not None:
+        raise TaskBusy(
+            "The task is running. It can be deleted once its request has ended.",
+            **head.ids,
+            request_id=head.running.request_id,
+        )
