@@ -13,6 +13,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any, Never
 
 import pytest
+import typer
 from uvicorn import Config
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import SIGNALS
@@ -121,6 +122,24 @@ def test_files_are_watched_before_the_first_process_serves(
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def test_where_no_files_can_be_watched_nothing_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Editors use the system's watches up. The reason and what to do are said, without a traceback."""
+    monkeypatch.setattr("watchfiles.main.RustNotify", exhausted)
+    config = Config("nowhere:app", reload_dirs=[str(tmp_path)], log_config=None)
+    with pytest.raises(typer.Exit) as ended:
+        Reloader(config, target=lambda sockets: None, sockets=[]).run()
+    assert ended.value.exit_code == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "files cannot be watched: Too many open files" in said
+    assert "leave out --reload" in said
+
+
+def exhausted(*_: object) -> Never:
+    raise RuntimeError("Too many open files (os error 24)")
 
 
 @contextmanager

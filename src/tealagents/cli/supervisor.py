@@ -17,6 +17,7 @@ from uvicorn.supervisors.multiprocess import Process
 from uvicorn.supervisors.watchfilesreload import WatchFilesReload
 from watchfiles import watch
 
+from tealagents.cli.loading import fail
 from tealagents.serving import STOPPING
 
 #: seconds between two attempts to replace workers that could not start
@@ -252,8 +253,14 @@ class Reloader(WatchFilesReload):
 
     def startup(self) -> None:
         """The files are watched from the first look at them: one that is edited as soon as the first process
-        serves is not missed."""
-        next(self.watcher, None)
+        serves is not missed. Ends the command if the system watches no more files."""
+        try:
+            next(self.watcher, None)
+        except (OSError, RuntimeError) as error:  # the latter from `watchfiles` itself
+            raise fail(
+                f"--reload: files cannot be watched: {error}. End other programs that watch files, raise the "
+                "limits fs.inotify.max_user_instances and fs.inotify.max_user_watches, or leave out --reload."
+            ) from error
         super().startup()
 
     def restart(self) -> None:
