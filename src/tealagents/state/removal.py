@@ -114,11 +114,14 @@ class _Removal:
         """Removes all records; `Conflict` if the tombstone is gone. May be repeated after a crash."""
         head, task_id = self._head, self._head.task_id
         while found := await self._listed(keys.logs(task_id)):
-            for request_id in await self._requests_of(found):
-                await self._request(request_id)
+            requests, approvals = await self._named_in(found)
+            for approval_id in approvals:
+                await self._remove_approval(approval_id)
+            for request_id in requests:
+                await self._remove_request(request_id)
             await self._delete([key for key, _ in found])
         await self._delete_under(keys.blobs(task_id))
-        await self._forget()
+        await self._forget_learned()
         await self._release(keys.task, task_id)
         await self._delete([*keys.listings(head), keys.task(task_id)])
 
@@ -139,14 +142,14 @@ class _Removal:
         ((key, version),) = self._tombstone.items()
         return await self._records.version(self._partition, key) != version
 
-    async def _forget(self) -> None:
+    async def _forget_learned(self) -> None:
         try:
             await memories.forget_task(self._records, self._partition, self._head.task_id)
         except CorruptState as error:
             log.error("what was learned in task %s may still be remembered: %s", self._head.task_id, error)
 
-    async def _requests_of(self, page: Sequence[tuple[str, Record]]) -> set[str]:
-        """The ids of the requests that some log records name; removes the pauses that they name.
+    async def _named_in(self, page: Sequence[tuple[str, Record]]) -> tuple[set[str], set[str]]:
+        """The ids of the requests, and those of the pauses, that some log records name.
 
         Only a damaged log record may have named a request, like the only one of a fork. Then all requests of
         the user are searched for those of the task.
@@ -160,11 +163,10 @@ class _Removal:
                 damaged = True
         if damaged:
             found.append(await self._records.of_task(self._partition, self._head.task_id))
-        for approval_id in {each for _, approvals in found for each in approvals}:
-            await self._approval(approval_id)
-        return {each for requests, _ in found for each in requests}
+        requests, approvals = zip(*found, strict=True)
+        return set[str]().union(*requests), set[str]().union(*approvals)
 
-    async def _request(self, request_id: str) -> None:
+    async def _remove_request(self, request_id: str) -> None:
         key = keys.request(request_id)
         try:
             found = await self._records.get(self._partition, key, RequestRecord)
@@ -173,7 +175,7 @@ class _Removal:
         if found is not None and found.value.task_id != self._head.task_id:
             return  # this task is an import that lost a race for the request's id
         for approval_id in found.value.approvals if found else ():
-            await self._approval(approval_id)
+            await self._remove_approval(approval_id)
         # the record first: a writer of stream events expects it, so no events are added after this. The
         # notification tells followers that the request is gone
         await self._delete([key], notify=[key])
@@ -181,7 +183,7 @@ class _Removal:
         await self._delete_under(keys.stream_parts(request_id))
         await self._release(keys.request, request_id)
 
-    async def _approval(self, approval_id: str) -> None:
+    async def _remove_approval(self, approval_id: str) -> None:
         key = keys.approval(approval_id)
         names = [key]
         try:
