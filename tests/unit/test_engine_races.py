@@ -485,6 +485,14 @@ class Held(Faulty):
         return await super().read(partition, keys)
 
 
+class Mute(Held):
+    """A store that takes no commit either before it may."""
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        await self.may.wait()
+        await super().commit(partition, commit)
+
+
 async def two_queues(here: Process) -> tuple[list[str], list[str]]:
     """Two tasks that run, each with a message that waits: what runs, and what waits."""
     running = [(await here.send(streamed=True)).request for _ in range(2)]
@@ -533,6 +541,26 @@ async def test_a_drain_does_not_wait_for_a_store_that_does_not_answer(
             await draining
         ended = [await there.request(each) for each in waiting]
         assert [each.error and each.error.code for each in ended] == ["interrupted"] * 2
+
+
+async def test_a_drain_reports_an_end_that_the_store_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the stream of the message would break off, and a proxy may make a whole answer of that."""
+    monkeypatch.setattr(service, "LAST_WRITES_SECONDS", 0)
+    store = Mute(MemoryStore())
+    async with process(store, Scripted(waits(asyncio.Event()))) as here:
+        sent = await here.send(streamed=True)
+        waiting = [
+            asyncio.ensure_future(here.followed(sent.request.request_id)),
+            asyncio.ensure_future(here.service.outcome(sent)),
+        ]
+        await eventually(lambda: len(here.model.calls) == 1)
+        store.may.clear()
+        await here.service.drain(0)
+        said = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+        store.may.set()
+    for error in said:
+        assert isinstance(error, PersistenceUnavailable)
+        assert error.ids["request_id"] == sent.request.request_id
 
 
 async def test_a_drain_that_has_ended_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

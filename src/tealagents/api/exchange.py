@@ -50,6 +50,7 @@ from tealagents.domain.ports import Authenticator, ToolSpec
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.approvals import Approvals, Command
 from tealagents.engine.following import check_kept, nothing_left
+from tealagents.engine.run import shutting_down
 from tealagents.engine.service import Service, Submitted
 from tealagents.state import forking, keys
 from tealagents.state.audit_chain import canonical
@@ -185,14 +186,7 @@ class Exchange:
         At the end of a drain the server cancels the calls that remain, for example those that wait for the
         store or the auth provider, and would answer them with a text of its own.
         """
-        if not self.service.admission.draining:
-            return canceled
-        # the code of a store that is away, whose advice holds whatever the call has waited for
-        return PersistenceUnavailable(
-            "the process ends, and what this call waits for has not answered",
-            what="The service is unavailable: it is shutting down.",
-            retry_after=1,
-        )
+        return shutting_down() if self.service.admission.draining else canceled
 
     def partition(self, caller: Caller) -> str:
         """The partition of what is the caller's own."""

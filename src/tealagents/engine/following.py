@@ -65,7 +65,7 @@ class Followers:
                     lost = run.outcome.exception()
                     if lost is None:
                         return
-                    if isinstance(lost, NotFound):
+                    if isinstance(lost, NotFound) or self.closed:  # the store may not answer before the end
                         raise lost
                 try:
                     record = (await self._tasks.request(partition, request_id)).value

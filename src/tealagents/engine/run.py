@@ -118,6 +118,11 @@ class Run:
             if self._scope is not None:
                 self._scope.reschedule(0)
 
+    def leave(self) -> None:
+        """Reports that the process ends before the run does, because the store does not answer, for example:
+        a stream must not break off without a last event."""
+        self._report_error(shutting_down())
+
     # --- running ---------------------------------------------------------------------------------
 
     async def run(self, resumption: Resumption | None = None) -> None:
@@ -466,6 +471,18 @@ class Run:
             self._context.extra_data,
             recorder.finish_reason,
         )
+
+
+def shutting_down() -> PersistenceUnavailable:
+    """The error for a call that still waits when the process ends.
+
+    It has the code of a store that is away, whose advice holds whatever the call has waited for.
+    """
+    return PersistenceUnavailable(
+        "the process ends, and what this call waits for has not answered",
+        what="The service is unavailable: it is shutting down.",
+        retry_after=1,
+    )
 
 
 def _stored(error: TealError) -> Failure:

@@ -367,6 +367,8 @@ class Service:
         await self._interrupt_rest()
         self.tasks.begun.stop()
         self.followers.close()
+        for run in list(self._runs.values()):
+            run.leave()
 
     async def _interrupt_rest(self) -> None:
         for run in list(self._runs.values()):
