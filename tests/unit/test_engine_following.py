@@ -305,6 +305,23 @@ async def behind_the_pause(here: Process, paused: RequestRecord) -> asyncio.Task
     return following
 
 
+async def test_who_waits_behind_a_pause_learns_that_the_process_that_resumed_it_has_died(
+    clock: FakeClock,
+) -> None:
+    """It died right after it had stored the decision, before it notified others. covers: STATE-4"""
+    store = Silent(clock=lambda: clock.now().timestamp())
+    async with process(store, Scripted(DELETE), noting([], governed=True), clock=clock) as there:
+        paused = await there.ask()
+        following = await behind_the_pause(there, paused)
+        dead = Process(store, Scripted(waits(asyncio.Event())), noting([], governed=True), clock=clock)
+        await dead.lease._renew()
+        await dead.approvals.resume(ADA, paused.request_id, Command(action="approve"), streamed=True)
+        await pass_by(clock, 2 * dead.lease.seconds)
+        seen = await asyncio.wait_for(following, 10)
+    assert isinstance(seen[-1].event, Failed)
+    assert seen[-1].event.error.code == "interrupted"
+
+
 async def test_who_waits_behind_a_pause_learns_at_once_that_its_task_was_deleted(clock: FakeClock) -> None:
     """The deletion wakes them; no time has to pass."""
     store = MemoryStore(clock=lambda: clock.now().timestamp())

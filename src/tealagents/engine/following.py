@@ -178,13 +178,15 @@ class Tail(EventBuffer):
         return next_look(pause.expires_at, now) if pause is not None else None
 
     async def check(self) -> None:
-        """Ends the request if its process died or its time is up."""
+        """Ends the request if its process died or its time is up. Notices a decision on its pause: the
+        process that made it may have died before it notified others."""
         with self._reporting():
+            pause = None if self.closed else self._record.pause
+            if pause is not None and await self._check_task() != pause.approval_id:
+                await self._look()
             if not self.closed and await self._is_due():
                 await self._end_if_due()
                 await self._look()
-            elif not self.closed and self._record.pause is not None:
-                await self._check_task()
 
     async def _end_if_due(self) -> None:
         with suppress(Vanishing):
@@ -227,13 +229,18 @@ class Tail(EventBuffer):
             return True
         return record.worker_id is not None and await self._tasks.peers.dead(record.worker_id)
 
-    async def _check_task(self) -> None:
-        """`NotFound` if the task is gone: one that expires during a pause writes nothing that would wake."""
+    async def _check_task(self) -> str | None:
+        """The id of the pause that the task waits in, if any.
+
+        `NotFound` if the task is gone: one that expires during a pause writes nothing that would wake.
+        """
         try:
-            with suppress(Vanishing):
-                await self._tasks.here(self._partition, self._record.task_id)
+            head = (await self._tasks.here(self._partition, self._record.task_id)).value
+        except Vanishing:
+            return None
         except NotFound as error:
             raise error.with_ids(request_id=self._request_id) from None
+        return head.pending.approval_id if head.pending is not None else None
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
