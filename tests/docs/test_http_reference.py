@@ -54,6 +54,16 @@ def test_every_route_is_documented(routes: set[str]) -> None:
     assert set(listed) == routes
 
 
+def test_probes_have_the_same_paths_on_every_page(routes: set[str]) -> None:
+    """No page names a probe that is not there, such as `/readyz`."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    probe = re.compile(r"((?:/health)?/(?:health|live|ready)z?)`")
+    named = {found for page in pages for found in probe.findall(page.read_text())}
+    served = {route.removeprefix("GET …") for route in routes}
+    assert "/health/ready" in named
+    assert named <= served
+
+
 def test_every_event_is_documented() -> None:
     """And no event that is never sent."""
     assert set(first_cells(section("Streams"))) == EVENTS.keys()
