@@ -133,6 +133,19 @@ def test_arguments_of_the_commands() -> None:
     assert shown == {name: arguments.get(name, "") for name in COMMANDS}
 
 
+def test_options_that_may_be_repeated_say_so() -> None:
+    """`--help` shows them like any other option, so their text has to."""
+    commands = get_command(command_line(*COMMANDS)).commands  # type: ignore[attr-defined]
+    repeated = {
+        f"{name} --{each.name}": each.help
+        for name, command in commands.items()
+        for each in command.params
+        if getattr(each, "multiple", False)
+    }
+    assert "token --role" in repeated
+    assert [name for name, text in repeated.items() if "May be repeated" not in text] == []
+
+
 def test_variables_of_make_are_those_of_the_makefile() -> None:
     """What a page says of `make run` works; the README names its port, which another process may have."""
     known = set(re.findall(r"^(\w+) *\?=", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -31,9 +31,14 @@ def authority_command(
     tenant: Annotated[str, typer.Option(metavar="ID", help="The id of its tenant.")] = TENANT,
     audience: Annotated[
         list[str] | None,
-        typer.Option(metavar="AUDIENCE", help="An audience of the tokens: a client id or an App ID URI."),
+        typer.Option(
+            metavar="AUDIENCE",
+            help="An audience of the tokens: a client id or an App ID URI. May be repeated.",
+        ),
     ] = None,
-    scope: Annotated[list[str] | None, typer.Option(metavar="SCOPE", help="A scope of the tokens.")] = None,
+    scope: Annotated[
+        list[str] | None, typer.Option(metavar="SCOPE", help="A scope of the tokens. May be repeated.")
+    ] = None,
 ) -> None:
     """Serve a local authority that issues a token for any user. For development, on this machine only."""
     # SIGTERM raises KeyboardInterrupt, like Ctrl-C, so that the authority is stopped in order
@@ -60,9 +65,14 @@ def token_command(
     user: Annotated[str, typer.Option(metavar="NAME", help="The user's name or object id.")] = "alice",
     scope: Annotated[
         list[str] | None,
-        typer.Option(metavar="SCOPE", help="A scope of the token; by default those of the authority."),
+        typer.Option(
+            metavar="SCOPE",
+            help="A scope of the token; by default those of the authority. May be repeated.",
+        ),
     ] = None,
-    role: Annotated[list[str] | None, typer.Option(metavar="ROLE", help="A role of the token.")] = None,
+    role: Annotated[
+        list[str] | None, typer.Option(metavar="ROLE", help="A role of the token. May be repeated.")
+    ] = None,
     version: Annotated[Literal["1.0", "2.0"], typer.Option(help="The version of the token.")] = "2.0",
     authority: Annotated[
         str,
