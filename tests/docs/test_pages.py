@@ -175,6 +175,17 @@ def test_every_page_is_in_the_index() -> None:
     assert {page for page in pages if f"]({page})" not in index} == set()
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=name_of)
+def test_long_page_begins_with_links_to_its_sections(page: Path) -> None:
+    """A reader who comes for one thing need not scroll through 200 lines to see whether it is there."""
+    if len(page.read_text().splitlines()) < 200:
+        return
+    beginning = page.read_text().partition("\n## ")[0]
+    sections = re.findall(r"^## (.+)$", _BLOCK.sub("", page.read_text()), re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", section.lower()).replace(" ", "-") for section in sections}
+    assert slugs <= set(re.findall(r"\]\(#([\w-]+)\)", beginning))
+
+
 def test_the_threat_model_names_tests_that_exist() -> None:
     """A promise is as good as its test: each is there under this name."""
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/security.md").read_text())
