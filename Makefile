@@ -49,7 +49,7 @@ run: $(READY) ## Serve configs/hello.yaml on http://127.0.0.1:8000, without any 
 test: $(COMPILED) $(TOOLS) ## Run the tests; those whose server or browser is missing are skipped
 	@$(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE)
 
-# What the tests themselves need stays as it is locked. Old versions warn of the newer ones of what they use.
+# The tests' own dependencies stay at their locked versions. Old libraries warn about newer versions of theirs.
 lowest: $(READY) $(TOOLS) ## Run the tests with the oldest libraries that pyproject.toml allows
 	@echo "Setting up $(LOWEST) …"
 	@$(PYTHON) -m venv --clear $(LOWEST)
