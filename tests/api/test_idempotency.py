@@ -199,7 +199,7 @@ def test_the_key_of_a_deleted_task_finds_nothing(ada: httpx.Client, model: Offli
     ada.delete(f"/tasks/{first['task_id']}").raise_for_status()
     for other in ("hello", "something else"):
         refused = post(ada, text(other), "deleted")
-        problem(refused, 404, "not_found")
+        assert "under a new idempotency key" in problem(refused, 404, "not_found")["detail"]
         assert first["task_id"] not in refused.text
     assert len(model.requests) == 1
 
