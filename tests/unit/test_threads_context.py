@@ -35,7 +35,15 @@ from tealagents.threads.context import (
     ProviderOptions,
     Providers,
 )
-from tealagents.threads.providers import Facts, FactsOptions, UserPreferences, phrased, search, statements
+from tealagents.threads.providers import (
+    SEARCHED,
+    Facts,
+    FactsOptions,
+    UserPreferences,
+    phrased,
+    search,
+    statements,
+)
 from tealagents.threads.views import Part, Upcoming, View
 
 
@@ -788,6 +796,22 @@ async def test_a_preference_with_dots_is_remembered_whole(store: CountedStore) -
         await engine.say("I prefer Python 3.12 and Node.js. Thanks! I prefer tea; not milk\nI prefer oats")
         await engine.say("hello")
     assert last_sent(model)[1].endswith("\n- Python 3.12 and Node.js\n- tea\n- oats")
+
+
+async def test_of_a_long_message_only_the_beginning_is_searched(store: CountedStore) -> None:
+    """Its other sentences, of which 20 MB may hold millions, cost no one any time. covers: THREAD-10"""
+    model, document = ScriptedModel(), "a " * (SEARCHED // 2)
+    providers = Providers([UserPreferences(), Facts(FactsOptions(tools=False))])
+    async with Engine(store, model, providers=providers) as engine:
+        await engine.say("My cat is Tom.\nI prefer tea.\n")
+        await engine.say(f"My dog is Rex.\nI prefer oats.\n{document}.\nMy fish is Bob.\nI prefer milk.")
+        await engine.say(f"{document}.\nForget my preferences. What about my cat?")
+        await engine.say("hello")
+    known = "\n".join(last_sent(model))
+    assert "- tea\n- oats" in known
+    assert "dog is Rex" in known
+    assert "milk" not in known
+    assert "Bob" not in known
 
 
 async def test_what_was_learned_goes_with_its_task(store: CountedStore) -> None:

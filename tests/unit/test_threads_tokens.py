@@ -12,6 +12,7 @@ from threads_setup import call, said
 
 from tealagents.domain.models import Item
 from tealagents.threads.tokens import (
+    COUNTED,
     TokensUnknown,
     counter_for,
     estimate,
@@ -82,6 +83,18 @@ def test_the_estimate_errs_on_the_side_of_too_many(text: str) -> None:
 def test_the_estimate_grows_with_the_text(one: str, two: str) -> None:
     """More text never counts less."""
     assert 0 <= estimate(one) <= estimate(one + two)
+
+
+def test_of_a_long_text_the_beginning_is_counted() -> None:
+    """The rest is taken to be like it: counting 20 MB would hold up every other request for seconds."""
+    counted: list[int] = []
+
+    def count(text: str) -> int:
+        counted.append(len(text))
+        return len(text) // 2
+
+    assert message_tokens(said("user", "ab" * COUNTED), count, 0) == 4 + COUNTED
+    assert counted == [COUNTED]
 
 
 def test_images_and_calls_are_counted() -> None:

@@ -25,6 +25,11 @@ from tealagents.threads.context import (
     ProviderOptions,
 )
 
+#: characters at the beginning of a message that are searched. All of 20 MB would take seconds, in which every
+#: other request of the process waits, and gigabytes of memory for its sentences
+SEARCHED = 100_000
+
+
 # --- preferences ----------------------------------------------------------------------------------
 
 #: a character that does not end a sentence: `.`, `!` and `?` right before a letter or a digit are part of a
@@ -82,9 +87,10 @@ class UserPreferences(ContextProvider):
     ) -> None:
         if error is not None:
             return
-        if _asks_to_forget(invocation.text):
+        text = invocation.text[:SEARCHED]
+        if _asks_to_forget(text):
             await invocation.memory.forget([each.memory_id for each in await invocation.memory.recall()])
-        wishes = _PREFERENCE.findall(invocation.text)[-MOST_MEMORIES:]
+        wishes = _PREFERENCE.findall(text)[-MOST_MEMORIES:]
         await invocation.memory.remember_all([wish.strip() for wish in wishes])
 
 
@@ -137,7 +143,7 @@ class Facts(ContextProvider):
 
     async def invoking(self, invocation: Invocation) -> Context | None:
         known = [each for each in await invocation.memory.recall() if each.task_id != invocation.task_id]
-        found = search(known, invocation.text, self.options.top_k) or known[-self.options.top_k :]
+        found = search(known, invocation.text[:SEARCHED], self.options.top_k) or known[-self.options.top_k :]
         listed = "\n".join(f"- {phrased(each, invocation.messages[0].created_at)}" for each in found)
         return Context(
             instructions=f"Facts from earlier conversations with the user:\n{listed}" if found else "",
@@ -149,7 +155,8 @@ class Facts(ContextProvider):
     ) -> None:
         if error is not None:
             return
-        facts = [sentence[: self.options.max_characters] for sentence in statements(invocation.text)]
+        said = statements(invocation.text[:SEARCHED])
+        facts = [sentence[: self.options.max_characters] for sentence in said]
         await invocation.memory.remember_all(facts)
 
 

@@ -20,6 +20,9 @@ Count = Callable[[str], int]
 #: tokens that a service adds around one message, and around one tool call
 MESSAGE_TOKENS = 4
 CALL_TOKENS = 8
+#: characters of a message's text that are counted; the rest is taken to be like them. All of 20 MB would take
+#: seconds, in which every other request of the process waits
+COUNTED = 1_000_000
 
 
 class Counter(Struct, frozen=True):
@@ -134,12 +137,16 @@ def message_tokens(message: Message, count: Count, image_tokens: int) -> int:
     """The tokens of a message, including those that the service adds around it."""
     tokens = MESSAGE_TOKENS
     for item in message.items:
-        tokens += image_tokens if item.content_type == "image" else count(item.content)
+        tokens += image_tokens if item.content_type == "image" else _text_tokens(item.content, count)
     if message.native:
         tokens += count(message.native)
     for call in message.tool_calls:
         tokens += CALL_TOKENS + count(call.tool) + count(call.arguments)
     return tokens
+
+
+def _text_tokens(text: str, count: Count) -> int:
+    return count(text) if len(text) <= COUNTED else count(text[:COUNTED]) * len(text) // COUNTED
 
 
 # --- windows --------------------------------------------------------------------------------------
