@@ -4,7 +4,7 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from socket import SO_LINGER, SOL_SOCKET
+from socket import SO_LINGER, SO_SNDBUF, SOL_SOCKET
 from typing import Any
 
 import pytest
@@ -365,3 +365,57 @@ async def test_a_websocket_is_not_a_request_that_never_ends() -> None:
         await client.wait(76)
         await socket.send("still here")
         assert await socket.recv() == "still here"
+
+
+async def test_a_websocket_is_read_no_faster_than_its_client_reads_the_answers_to_its_pings() -> None:
+    """What has not been read does not pile up in memory."""
+    application, pings = Application(), 16_000
+    async with connected(application) as client:
+        client.send(UPGRADE)
+        await client.head()
+        transport = application.connections[0].transport
+        transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 4096)
+        client.send((b"\x89\xfd\0\0\0\0" + b"p" * 125) * pings)
+        while transport.is_reading() and transport.get_write_buffer_size() < 1_000_000:
+            await asyncio.sleep(0.001)
+        assert transport.get_write_buffer_size() < 1_000_000
+        assert await client.take(127 * pings) == (b"\x8a\x7d" + b"p" * 125) * pings
+        client.send(b"\x81\x82\0\0\0\0ok")
+        assert await client.take(4) == b"\x81\x02ok"
+
+
+async def test_a_client_of_a_websocket_that_takes_nothing() -> None:
+    """It is disconnected, and what it has not read is dropped."""
+    application, size = Application(), 12_000_000
+    async with connected(application) as client:
+        client.send(UPGRADE)
+        await client.head()
+        (connection,) = application.connections
+        client.send(b"\x81\xff" + struct.pack(">Q", size) + b"\0\0\0\0" + b"a" * size)
+        while not connection.transport.get_write_buffer_size():
+            await asyncio.sleep(0.001)
+        await client.wait(61)
+        assert not connection.connections
+
+
+async def test_a_client_of_a_websocket_that_answers_no_ping_has_left() -> None:
+    """An application that still sends is not at fault."""
+
+    class Sending(Application):
+        async def __call__(self, scope: Any, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+            await receive()
+            await send({"type": "websocket.accept"})
+            await self.answer.wait()
+            with pytest.raises(OSError):
+                await send({"type": "websocket.send", "text": "ok"})
+            self.received.put_nowait(await receive())
+
+    application = Sending()
+    async with connected(application) as client:
+        client.send(UPGRADE)
+        await client.head()
+        protocol: Any = application.connections[0].transport.get_protocol()
+        application.answer.set()
+        protocol.keepalive_timeout()
+        async with asyncio.timeout(20):
+            assert (await application.received.get())["type"] == "websocket.disconnect"

@@ -2,12 +2,13 @@
 
 httptools keeps a request line and headers of any size in memory before the application sees them. Uvicorn
 waits for ever for the rest of a request, and for a client that does not read its answer. And uvicorn's
-WebSocket protocol, with a limit on the size of an incomplete message, and without a false error in the log
-for each refused handshake.
+WebSocket protocol, with limits on the size of an incomplete message and on what waits to be read by the
+client, and without a false error in the log for each refused handshake.
 """
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from typing import Any, Final, Literal, cast
 
@@ -20,6 +21,7 @@ from websockets.http11 import Request
 
 from tealagents.api.bodies import DISCARD_SECONDS, MESSAGE_COUNTER
 from tealagents.api.http import problem_document
+from tealagents.api.sse import SEND_TIMEOUT
 from tealagents.domain.errors import Draining, Overloaded
 from tealagents.engine.admission import FREE
 from tealagents.limits import Limits
@@ -373,6 +375,9 @@ class BoundedProtocol(HttpToolsProtocol):
 class CountingProtocol(WebSocketsSansIOProtocol):
     """Counts the bytes of an incomplete message, and reads none before the application accepts the caller.
 
+    A client that sends pings is read no faster than it reads the pongs, and one that reads nothing for
+    `SEND_TIMEOUT` seconds is disconnected: uvicorn would keep in memory what waits to be read.
+
     It also marks the handshake of a WebSocket that was refused with a response as complete. Uvicorn does so
     only if it was accepted, or closed without a response. For any other one it logs an error when the
     application returns, so callers without credentials could fill the log.
@@ -382,6 +387,8 @@ class CountingProtocol(WebSocketsSansIOProtocol):
         super().__init__(*args, **kwargs)
         #: called with the number of bytes that are held; raises `Overloaded`
         self._resize: Callable[[int], None] | None = None
+        #: the timer of the next look whether the client reads
+        self._next_look: asyncio.TimerHandle | None = None
         self._discards = False
 
     def handle_connect(self, event: Request) -> None:
@@ -413,6 +420,50 @@ class CountingProtocol(WebSocketsSansIOProtocol):
         except Overloaded as error:
             self.conn.fail(CloseCode.TRY_AGAIN_LATER, error.detail)
             self.handle_parser_exception()
+
+    def handle_ping(self) -> None:
+        super().handle_ping()
+        self._wait_for_reader()
+
+    def _wait_for_reader(self) -> None:
+        if not (self.writable.is_set() or self.transport.is_closing()):
+            self.transport.pause_reading()
+
+    async def receive(self) -> Any:
+        message = await super().receive()  # which resumes reading
+        self._wait_for_reader()
+        return message
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_at_reader(math.inf)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_looking()
+        if not self.read_paused:
+            self.transport.resume_reading()
+
+    def _look_at_reader(self, before: float) -> None:
+        """Ends the connection if no fewer bytes are unread than `before`, and looks again later."""
+        unread = self.transport.get_write_buffer_size()
+        if unread >= before:
+            self.transport.abort()
+        else:
+            self._next_look = self.loop.call_later(SEND_TIMEOUT, self._look_at_reader, unread)
+
+    def _stop_looking(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_looking()
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self.disconnected = True  # else an application that still sends would be taken for faulty
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.INTERNAL_ERROR})
 
     def _refuse_handshake(self) -> None:
         """Answers a handshake that cannot be parsed, for which uvicorn does not call the application."""
