@@ -33,7 +33,7 @@ from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import advance
 from tealagents.testing.signing_in import self_signed
 from tealagents.tooling import Tooling
-from tealagents.tools import mcp, oauth_clients, oauth_tokens
+from tealagents.tools import mcp, oauth_clients, oauth_pending, oauth_tokens
 from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
@@ -339,6 +339,24 @@ async def test_a_user_is_asked_anew_where_another_link_was_used(pretender: Prete
         with pytest.raises(InvalidRequest, match="by another link since"):
             await consents.complete(parse_qs(urlsplit(second.url).query)["state"][0], "code")
         await consents.complete(parse_qs(urlsplit(again.url).query)["state"][0], "code")
+
+
+async def test_many_links_of_one_user_end_no_other_users_link(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They replace that user's own, the oldest first."""
+    monkeypatch.setattr(oauth_pending, "MAX_PENDING", 4)
+    monkeypatch.setattr(oauth_pending, "MAX_OF_USER", 2)
+    pretender.publish()
+    server, consents = ProtectedServer(name="x", issuer=pretender.url, client_id="me"), Consents(CALLBACK)
+    ada = await consents.need(Context(user_id="ada"), server)
+    eves = [await consents.need(Context(user_id="eve", request_id=str(n)), server) for n in range(5)]
+    states = [parse_qs(urlsplit(asked.url).query)["state"][0] for asked in (ada, *eves)]
+    assert await consents.complete(states[0], "code") == "x"
+    for old in states[1:4]:
+        with pytest.raises(InvalidRequest, match="too old"):
+            await consents.complete(old, "code")
+    assert await consents.complete(states[5], "code") == "x"
 
 
 async def test_code_is_bound_to_its_state() -> None:

@@ -19,8 +19,8 @@ from tealagents.tools.oauth_servers import Endpoints
 
 #: seconds for which the URL of a `NeedsAuthorization` can be used
 PENDING_SECONDS = 3600
-#: most authorizations pending in memory at once; one more replaces the oldest
-MAX_PENDING = 10_000
+#: most authorizations pending in memory at once, and those of one user; one more replaces the oldest
+MAX_PENDING, MAX_OF_USER = 10_000, 1_000
 
 #: the keys of the user and the server, and the id of the request, that a link is made for
 LinkKey = tuple[str, str, str]
@@ -136,6 +136,9 @@ class PendingConsents:
         now = self._now()
         for old in [key for key, value in self._pending.items() if value.expires_at <= now]:
             del self._pending[old]
+        own = [old for old, value in self._pending.items() if value.user_key == pending.user_key]
+        for old in own[: 1 - MAX_OF_USER]:
+            del self._pending[old]  # else one user's links would replace those of all the others
         while len(self._pending) >= MAX_PENDING:
             del self._pending[next(iter(self._pending))]
         self._links = {link: made for link, made in self._links.items() if made[0] in self._pending}
