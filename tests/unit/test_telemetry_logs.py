@@ -11,6 +11,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 
@@ -176,6 +177,16 @@ def test_what_mem0_quotes_is_logged_where_content_is(
     configure_logs("INFO", content=content)
     logging.getLogger("mem0.memory.main").error("LLM extraction failed (async): %s", SECRET)
     assert bool(bodies(exported)) is content
+
+
+def test_a_header_for_the_collector_that_cannot_be_read_is_not_quoted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is mostly a key. The log says which variable to correct. covers: APP-5"""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"authorization: {SECRET}")
+    OTLPSpanExporter(endpoint="http://127.0.0.1:1").shutdown()  # type: ignore[no-untyped-call]
+    assert "OTEL_EXPORTER_OTLP_HEADERS" in caplog.text
+    assert SECRET not in caplog.text
 
 
 def test_what_a_tool_server_says_forges_no_line() -> None:

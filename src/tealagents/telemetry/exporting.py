@@ -47,6 +47,20 @@ _SEVERITIES = (
 )
 
 
+def _unquoted(record: logging.LogRecord) -> bool:
+    """Replaces what OpenTelemetry logs of a header that it cannot read: it quotes the header, which is mostly
+    a credential."""
+    record.msg, record.args = _UNREADABLE_HEADER, ()
+    return True
+
+
+_UNREADABLE_HEADER = (
+    "a header in OTEL_EXPORTER_OTLP_HEADERS, or in one of its variants, is left out: it must be name=value, "
+    "percent-encoded"
+)
+logging.getLogger("opentelemetry.util.re").addFilter(_unquoted)
+
+
 class Exported(logging.Handler):
     """Hands log records to OpenTelemetry; the span they belong to is the current one."""
 
