@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from kustomize import Manifest, build, documents, plain
 from prometheus_server import Promtool
 
 from tealagents.config import ConfigError, load
+from tealagents.outbound.addresses import public_address
 from tealagents.testing.pytest_servers import running
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,26 @@ def test_the_api_server_takes_the_address_blocks(overlay: Path) -> None:
             assert within.network_address in around
             assert within.prefixlen > around.prefixlen
             assert getattr(within.network_address, "ipv4_mapped", None) is None
+
+
+#: one of each block that no public service is in; some clusters give their pods those of 198.18 and 240
+WITHIN = (
+    *("0.0.0.1", "10.0.0.1", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.16.0.1", "192.0.0.8"),
+    *("192.168.0.1", "198.18.0.1", "224.0.0.1", "240.0.0.1", "::1", "64:ff9b::a00:1", "64:ff9b:1::1"),
+    *("2002:a00:1::1", "fd00:ec2::254", "fe80::1", "fec0::1", "ff02::1"),
+)
+
+
+@pytest.mark.parametrize("address", WITHIN)
+async def test_a_pod_reaches_nothing_within_the_network_that_is_not_named(address: str) -> None:
+    """What the service calls no public address is none to the network either."""
+    host = f"[{address}]" if ":" in address else address
+    assert await public_address(f"https://{host}/") is None
+    (policy,) = documents(DEPLOY / "base" / "network-policy.yaml")
+    peers = [peer for rule in policy["spec"]["egress"] for peer in rule["to"]]
+    for block in (peer["ipBlock"] for peer in peers if "ipBlock" in peer):
+        if (at := ip_address(address)) in ip_network(block["cidr"]):
+            assert any(at in ip_network(within) for within in block["except"])
 
 
 @overlays
