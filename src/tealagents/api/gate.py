@@ -96,6 +96,17 @@ class AdmittedCall:
         return given if isinstance(given, str) else ""
 
     @property
+    def awaits_response(self) -> bool:
+        """Whether it is a call of JSON-RPC with an id, even a wrong one; a notification may have null."""
+        is_notification = self.rpc_id is None and self.rpc_method.startswith("notifications/")
+        return bool(self.rpc_method) and "id" in (self.body or {}) and not is_notification
+
+    def check_id(self) -> None:
+        """`InvalidRequest` for a wrong id, with which a library may take the call for a notification."""
+        if self.awaits_response and self.rpc_id is None:
+            raise InvalidRequest("id", "must be a string or an integer")
+
+    @property
     def rpc_params(self) -> Json:
         """The parameters of a call of JSON-RPC; empty where they have no names."""
         given = (self.body or {}).get("params")

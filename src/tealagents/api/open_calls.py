@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext, suppress
 from typing import Any, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 from starlette.types import Receive
@@ -29,6 +30,7 @@ class OpenCalls:
         self.exchange = exchange
         #: name of a call → what gives it up, for each of its stages; only the last is called
         self._named: dict[Hashable, list[Callable[[], object]]] = {}
+        self._turns: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     @contextmanager
     def begun(
@@ -75,6 +77,14 @@ class OpenCalls:
             known.remove(give_up)
             if not known:
                 del self._named[name]
+
+    def turn(self, name: Hashable | None) -> AbstractAsyncContextManager[object]:
+        """Entered once no other call of this name is open.
+
+        Within a session, MCP's SDK gives one response to the call that came last, and none to the other. It
+        takes 8 and "8" for the same id.
+        """
+        return nullcontext() if name is None else self._turns.setdefault(name, asyncio.Lock())
 
     def give_up(self, name: Hashable) -> None:
         """Cancels the request that the call of this name has begun, or ends its waiting, if it waits here."""

@@ -5,7 +5,7 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +288,39 @@ def test_a_notification_cancels_an_older_call(session: str | None) -> None:
             assert own.get("/tasks?status=Running").json()["items"]
             given_up(own, requestId=7)
             until(lambda: own.get("/tasks?status=Canceled").json()["items"])
+
+
+@pytest.mark.parametrize("again", [7, "7"])
+def test_a_call_with_the_id_of_an_open_one_waits_for_it(again: int | str) -> None:
+    """In its session: it would get the answer of the first, which would then wait for ever."""
+
+    def asking_under(rpc_id: int | str, words: str) -> dict[str, Any]:
+        params = {"name": "ask", "arguments": {"message": words}}
+        return {"jsonrpc": "2.0", "id": rpc_id, "method": "tools/call", "params": params}
+
+    def answered(lines: Iterable[str]) -> Any:
+        [found] = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        return found["id"], found["result"]["structuredContent"]["output"]
+
+    with serving(SLOW) as (service, model), service.client() as own, service.client() as other:
+        one, two = asking_under(7, "slowly"), asking_under(again, "say two")
+        headers = {**headers_of(one, "2025-11-25"), "mcp-session-id": opened(own)}
+        seconds: list[Any] = []
+
+        def second() -> None:
+            seconds.append(answered(other.post("/mcp", json=two, headers=headers).text.splitlines()))
+
+        with own.stream("POST", "/mcp", json=one, headers=headers) as first:
+            until(lambda: model.requests)
+            before = connections(service)
+            calling = threading.Thread(target=second)
+            calling.start()
+            until(lambda: connections(service) > before)
+            assert len(own.get("/tasks").json()["items"]) == 1
+            model.release()
+            assert answered(first.iter_lines()) == (7, "a b c d")
+        calling.join()
+    assert seconds == [(again, "You said: “say two”")]
 
 
 @pytest.mark.parametrize("session", [None, "another.1"], ids=["own", "of another process"])

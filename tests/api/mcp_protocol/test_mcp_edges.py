@@ -351,6 +351,21 @@ def test_a_refused_request_is_refused_under_its_id(service: ServiceThread) -> No
     assert [answer.json()["id"] for answer in answers] == [body["id"], None]
 
 
+@pytest.mark.parametrize("wrong", [None, True, 1.5, 1.0, {}, []])
+@pytest.mark.parametrize("session", [None, "another.f.1"], ids=["own", "of another process"])
+def test_a_call_with_a_wrong_id_is_refused_in_a_session_too(
+    service: ServiceThread, session: str | None, wrong: Any
+) -> None:
+    """It is no notification, which would be accepted and dropped; only a notification may have a null id."""
+    with service.client("zoe") as zoe:
+        headers = {**headers_of(_older("hello"), "2025-11-25"), "mcp-session-id": session or opened(zoe)}
+        refused = zoe.post("/mcp", json={**_older("hello"), "id": wrong}, headers=headers)
+        assert (refused.status_code, refused.json()["id"]) == (400, None)
+        assert refused.json()["error"]["message"] == "id: must be a string or an integer"
+        said = {"jsonrpc": "2.0", "id": None, "method": "notifications/initialized"}
+        assert zoe.post("/mcp", json=said, headers=headers).status_code == 202
+
+
 def test_what_a_host_accepts_may_come_in_several_lines(service: ServiceThread) -> None:
     """They are one list (RFC 9110, section 5.2)."""
     body = asking("hello")

@@ -56,7 +56,8 @@ def build(exchange: Exchange, path: str) -> Served:
 
 
 def _check(call: gate.AdmittedCall, _: int) -> None:
-    """Refuses what would keep a session, or be kept in one, and more answers than there are questions."""
+    """Refuses what would keep a session, or be kept in one, wrong ids, and more answers than questions."""
+    call.check_id()
     if call.rpc_method == "initialize" and call.request.headers.get("mcp-protocol-version") in _OLDER:
         bodies.check_kept(call.body, call.size, call.request.scope)
         bodies.validated(InitializeRequest, call.body, by_name=False)  # the SDK refuses it in a session
@@ -112,8 +113,10 @@ class _Sessions:
         handle = (self._own if mine else self._others).handle_request
         mark = b"%b%b." % (self._mark, how_of(call).encode())
         marked = with_headers(send, lambda said: [(n, mark + v if n == _SESSION else v) for n, v in said])
-        with call.refusing():
-            await sse.patiently(handle, inner, receive, marked, self._keepalive)
+        in_turn = mine and call.awaits_response and _SESSION in dict(scope["headers"])
+        async with self._calls.turn(named(call, str(call.rpc_id)) if in_turn else None):
+            with call.refusing():
+                await sse.patiently(handle, inner, receive, marked, self._keepalive)
 
     def _by_kernel(self, call: gate.AdmittedCall) -> ASGIApp | None:
         """Answers a call of 2026-07-28 by the SDK's kernel alone, at half the cost; None for all else."""

@@ -1,7 +1,4 @@
-"""Results of calls, as text for the host's model and as structured content; and errors outside of calls.
-
-A pause is asked about with one form, and links to authorizations; what is answered decides it.
-"""
+"""Results of calls, as text for the host's model and as structured content; questions on pauses; errors."""
 
 from collections import defaultdict
 from collections.abc import Mapping
