@@ -150,11 +150,12 @@ async def test_a_key_is_answered_with_the_first_outcome(service: ServiceThread, 
 async def test_a_key_stands_for_the_same_message_however_its_conversation_is_written(
     service: ServiceThread, era: Era
 ) -> None:
-    """Absent or null, in lower or upper case."""
+    """Absent, null or empty, in lower or upper case."""
     async with host(service, era) as client:
         first, null = f"first-{era}", {"conversation": None}
         begun = await ask(client, "hello", idempotency_key=first)
         assert await ask(client, "hello", idempotency_key=first, **null) == begun
+        assert await ask(client, "hello", idempotency_key=first, conversation="") == begun
         names = (begun["conversation"], begun["conversation"].upper())
         one, two = [await ask(client, "hi", idempotency_key=f"then-{era}", conversation=n) for n in names]
         assert one == two
@@ -171,7 +172,7 @@ async def test_a_key_stands_for_the_same_message_however_its_conversation_is_wri
         ({"message": 5}, "invalid_request", "message"),
         ({"message": "hi", "temperature": 2}, "invalid_request", "temperature"),
         ({"message": "hi", "conversation": "nonsense"}, "invalid_request", "conversation"),
-        ({"message": "hi", "conversation": NOBODYS}, "not_found", ""),
+        ({"message": "hi", "conversation": NOBODYS}, "not_found", "start a new conversation"),
         ({"message": "hi", "idempotency_key": ""}, "invalid_request", "idempotency_key"),
         ({"message": "hi", "idempotency_key": "k" * 256}, "invalid_request", "idempotency_key"),
     ],

@@ -31,7 +31,7 @@ class _Decide(DecisionDocument):
 def message(caller: Caller, arguments: Json) -> tuple[NewMessage, Key | None]:
     """The message that a call of `ask` sends, and its idempotency key. `InvalidRequest`."""
     given = bodies.validated(_Ask, arguments)
-    task_id = None if given.conversation is None else ids.canonical(given.conversation, "conversation")
+    task_id = ids.canonical(given.conversation, "conversation") if given.conversation else None  # "" is none
     same = given.model_copy(update={"conversation": task_id}).model_dump(exclude_none=True)
     key = None if (own := given.idempotency_key) is None else key_of(caller, f"mcp\n{own}", same)
     return NewMessage(items=(Item("text", given.message),), task_id=task_id), key
