@@ -579,6 +579,23 @@ def test_an_interrupt_that_was_approved_elsewhere_can_be_canceled(
     assert lines(file) == [line]
 
 
+def test_a_page_that_cancels_what_was_rejected_elsewhere_gets_what_followed_and_then_the_rest(
+    page: Page, ada: httpx.Client, file: Path
+) -> None:
+    """The answers are the same, so the run is; what was said since comes with the next one."""
+    asked = page.say(write(file))
+    ids = asked[0]["metadata"]["tealagents"]
+    ada.post(f"/requests/{ids['request_id']}/resume", json={"action": "reject"}).raise_for_status()
+    later = {"task_id": ids["task_id"], "items": [{"content_type": "text", "content": "hello"}]}
+    answer = ada.post("", json=later).json()["content"]["output"]
+    shown = kinds(page.answer(asked, None))
+    assert "MESSAGES_SNAPSHOT" not in shown
+    assert "TOOL_CALL_RESULT" in shown
+    assert page.said()[-1] == ada.get(f"/requests/{ids['request_id']}").json()["content"]["output"]
+    assert "MESSAGES_SNAPSHOT" in kinds(page.run())
+    assert page.said()[-1] == answer
+
+
 def test_an_interrupt_of_a_canceled_request_can_be_canceled(
     page: Page, ada: httpx.Client, file: Path
 ) -> None:
