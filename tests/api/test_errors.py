@@ -386,6 +386,41 @@ def test_a_code_comes_with_its_status_headers_and_ids(
     whole(produced.answer, code)
 
 
+def test_a_refusal_says_what_to_do(stage: Stage) -> None:
+    """Not only what is wrong. covers: STATE-5"""
+    user = stage.user()
+    done = user.post("", json=text("hello")).json()
+    of_task, of_request = f"/tasks/{done['task_id']}", f"/requests/{done['request_id']}"
+    stranger, approve = stage.user(), {"action": "approve"}
+    pause = stage.paused(user)
+    refusals = [
+        (stranger.get(of_task), "Check the id."),
+        (stranger.get(of_request), "Check the id."),
+        (stranger.post("", json=text("hi", session_id=done["session_id"])), "Check the id."),
+        (user.post(f"{of_request}/resume", json=approve), "Check the id."),
+        (
+            user.post(f"/requests/{pause['request_id']}/resume?approval_id={NOBODYS}", json=approve),
+            "Check the ids.",
+        ),
+        (user.post(f"{of_task}/fork", json={"message_id": NOBODYS}), "roll back to its checkpoint"),
+        (user.post(f"{of_task}/fork", json={"checkpoint_id": NOBODYS}), "List its checkpoints"),
+        (user.get(f"{of_task}/messages?checkpoint_id={NOBODYS}"), "List its checkpoints"),
+        (user.get("/oauth/callback"), "Resume the request"),
+    ]
+    assert not [answer.json() for answer, words in refusals if words not in answer.json()["detail"]]
+
+
+def test_a_canceled_request_says_what_to_do_to_those_who_can(stage: Stage) -> None:
+    """The answer, the stream and the record advise its owner to send the message again. covers: STATE-5"""
+    user = stage.user()
+    with stage.running(user) as run:
+        url = f"/requests/{run['request_id']}"
+        error = user.post(f"{url}/cancel").json()["error"]
+    assert "send the message again, under a new Idempotency-Key" in error["detail"]
+    assert user.get(url).json()["error"] == error
+    assert list(events(user.get(f"{url}/events").text))[-1].data == error
+
+
 def whole(answer: httpx.Response, code: str) -> None:
     """The headers that belong to a code, and no others."""
     assert ("www-authenticate" in answer.headers) is (answer.status_code in (401, 403))

@@ -144,13 +144,13 @@ class Approvals:
             if record.imported_pauses:
                 decided = "The request is a copy; its pauses were decided before the copy was made."
                 raise AlreadyDecided(decided).with_ids(**_ids(record))
-            raise NotFound(f"The request {record.request_id} is not waiting for a decision.").with_ids(
-                **_ids(record)
-            )
+            raise NotFound(
+                f"The request {record.request_id} is not waiting for a decision. Check the id."
+            ).with_ids(**_ids(record))
         if command.approval_id is not None:
             if command.approval_id not in record.approvals:
                 raise NotFound(
-                    f"The request {record.request_id} has no pause {command.approval_id}."
+                    f"The request {record.request_id} has no pause {command.approval_id}. Check the ids."
                 ).with_ids(**_ids(record))
             return await self._approval(partition, record, command.approval_id)
         if command.decisions:

@@ -33,7 +33,8 @@ class Deadlines:
         if now >= self._total_at:
             seconds = self._timeouts.model_timeout_seconds
             return ModelTimeout(
-                f"The model service was not done within {seconds:g} s (model_timeout_seconds)."
+                f"The model service was not done within {seconds:g} s (model_timeout_seconds). Ask for less, "
+                "or raise the limit."
             )
         if not self.begun:
             seconds = self._timeouts.first_piece_timeout_seconds
@@ -43,10 +44,11 @@ class Deadlines:
                     " raise the limit, or stream the answer."
                 )
             return ModelTimeout(
-                f"The model service did not begin to answer in {seconds:g} s (first_piece_timeout_seconds)."
+                f"The model service did not begin to answer in {seconds:g} s (first_piece_timeout_seconds). "
+                "Try again, or raise the limit."
             )
         seconds = self._timeouts.piece_timeout_seconds
         return ModelTimeout(
             f"The model service fell silent in the middle of its answer for {seconds:g} s"
-            " (piece_timeout_seconds)."
+            " (piece_timeout_seconds). Try again, or raise the limit."
         )

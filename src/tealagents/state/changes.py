@@ -7,13 +7,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tealagents.domain.errors import InvalidRequest, NotFound
+from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.json_limits import TOO_SLOW, too_slow
 from tealagents.domain.models import ENDED, Head, Json, Note, User
 from tealagents.state.codec import encode_json
 from tealagents.state.new_message import Earlier, check_earlier
 from tealagents.state.new_task import resent
-from tealagents.state.records import Stored
+from tealagents.state.records import Stored, no_checkpoint
 from tealagents.state.tasks import Tasks, occupied
 from tealagents.state.transitions import Transition, changed
 
@@ -87,10 +87,7 @@ class Changes:
             if target is not None and target.status not in ENDED and head.idle:
                 await self._tasks.request(partition, checkpoint_id)  # has ended meanwhile, or is damaged
                 return await self.rollback(partition, task_id, actor, checkpoint_id)
-            raise NotFound(
-                f"The task {task_id} has no checkpoint {checkpoint_id}. List its checkpoints to choose one.",
-                task_id=task_id,
-            )
+            raise no_checkpoint(task_id, checkpoint_id)
 
         def moved(head: Head) -> Head:
             path, remote_id = target.path, target.remote_id

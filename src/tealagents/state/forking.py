@@ -158,7 +158,7 @@ class _Fork(Struct, frozen=True):
             before = session
             session = await self.tasks.records.get(self.partition, keys.session(session_id), Session)
             if session is None or session.value.erased:
-                raise NotFound(f"There is no session {session_id}.", session_id=session_id)
+                raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
             if session == before:  # the last commit was applied unnoticed, and the fork deleted since
                 raise no_task(done.task_id)
             with suppress(Conflict):  # a deletion of the session that is refused changes it, too
@@ -214,7 +214,8 @@ class _Fork(Struct, frozen=True):
                 return last, end, "Completed" if ending is None else ending.status
         if message_id is not None:
             raise NotFound(
-                f"The task {source.task_id} has no message {message_id} on its current path.",
+                f"The task {source.task_id} has no message {message_id} on its current path. Check "
+                "the id; to fork at a message of another path, roll back to its checkpoint first.",
                 task_id=source.task_id,
             )
         return last, self.path[-1][1] if self.path else 0, "Completed"

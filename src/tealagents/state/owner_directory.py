@@ -284,6 +284,6 @@ WORDS = {keys.task: "task", keys.session: "session", keys.request: "request", ke
 def anothers(kind: Kind, identifier: str) -> TealError:
     """The error for an id that belongs to another user."""
     word = WORDS[kind]
-    return NotOwner(f"The {word} {identifier} belongs to another user.").with_ids(
+    return NotOwner(f"The {word} {identifier} belongs to another user. Check the id.").with_ids(
         **{f"{word}_id": identifier}
     )

@@ -506,3 +506,8 @@ def check_not_emptied(head: Head) -> None:
 def no_task(task_id: str) -> NotFound:
     text = f"There is no task {task_id}. Check the id; it may have been deleted or expired."
     return NotFound(text, task_id=task_id)
+
+
+def no_checkpoint(task_id: str, checkpoint_id: str) -> NotFound:
+    text = f"The task {task_id} has no checkpoint {checkpoint_id}. List its checkpoints to choose one."
+    return NotFound(text, task_id=task_id)

@@ -83,7 +83,7 @@ class SessionDeletion:
                 return
             again = await self._read()
             if again is None or _is_deleted(again.value) or session_note(again.value) != self._note:
-                raise NotFound(f"There is no session {self._id}.", session_id=self._id)
+                raise NotFound(f"There is no session {self._id}. Check the id.", session_id=self._id)
             session = again
 
     async def close(self) -> None:

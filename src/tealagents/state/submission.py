@@ -320,7 +320,7 @@ class _Attempt:
             owner = await tasks.directory.owner_of(session_id, key)
             if owner is not None and owner != self._caller.user:
                 raise NotOwner(
-                    f"The session {session_id} belongs to another user.",
+                    f"The session {session_id} belongs to another user. Check the id.",
                     task_id=head.task_id,
                     session_id=session_id,
                 )

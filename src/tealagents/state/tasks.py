@@ -42,7 +42,7 @@ from tealagents.state.endings import CANCELED, EXPIRED, INTERRUPTED, SUPERSEDED,
 from tealagents.state.head_commits import HeadCommits
 from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import RecordStore, Stored, check_not_emptied, no_task
+from tealagents.state.records import RecordStore, Stored, check_not_emptied, no_checkpoint, no_task
 from tealagents.state.streams import JUMP, KEPT_SECONDS, SPARE_SECONDS, StreamLog
 from tealagents.state.transitions import SERVICE, Transition, left_queue, stopped, unreturned
 from tealagents.state.workers import Lease, Peers, Signal
@@ -175,7 +175,7 @@ class Tasks:
         """The completed request that made a checkpoint of a task. `NotFound`."""
         found = await self.request_of(partition, task_id, checkpoint_id)
         if found is None or found.status != "Completed":
-            raise NotFound(f"The task {task_id} has no checkpoint {checkpoint_id}.", task_id=task_id)
+            raise no_checkpoint(task_id, checkpoint_id)
         return found
 
     # --- ending what is due ---------------------------------------------------------------------

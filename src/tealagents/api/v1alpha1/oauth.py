@@ -16,7 +16,7 @@ async def oauth_callback(request: Request) -> Response:
     consents, given = exchange_of(request).settings.consents, request.query_params
     state, code = given.get("state"), given.get("code")
     if consents is None or not state or not (code or given.get("error")):
-        raise NotFound("No authorization is in progress for this state.")
+        raise NotFound("No authorization is in progress for this state. Resume the request for a new link.")
     if sse.HEAD in request.scope:  # a preview of the link must not spend it
         return PlainTextResponse()
     iss, server = given.get("iss"), given.get("server", "")

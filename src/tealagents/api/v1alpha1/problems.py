@@ -9,6 +9,7 @@ from tealagents.api.bearer import refusal_headers
 from tealagents.api.http import RETRY_AFTER, STATUSES, problem_document, problem_response, status_of, worded
 from tealagents.domain.errors import ApprovalPending, InsufficientScope, InvalidRequest, NotOwner, TealError
 from tealagents.domain.models import Failure, Json
+from tealagents.state.endings import CANCELED, SUPERSEDED
 
 TITLES: Mapping[str, str] = {
     "invalid_request": "The request is not valid",
@@ -55,6 +56,10 @@ _ADVICE_AGAIN: Mapping[str, str] = {
     "or by decisions that name its calls.",
 }
 
+_SEND_AGAIN = "To get an answer, send the message again, under a new Idempotency-Key if you use one."
+#: the same for how a request ended, by the stored detail: an approver is shown another one, without advice
+_ADVICE_AFTER: Mapping[str, str] = {CANCELED.detail: _SEND_AGAIN, SUPERSEDED.detail: _SEND_AGAIN}
+
 
 def document(error: TealError) -> Json:
     """The problem document of an error."""
@@ -71,7 +76,8 @@ def problem(code: str, detail: str, *, status: int | None = None, **fields: Any)
 
 def of_failure(failure: Failure, ids: Mapping[str, str]) -> Json:
     """The problem that a request ended with."""
-    return {**problem(failure.code, failure.detail), **ids}
+    detail = " ".join(filter(None, (failure.detail, _ADVICE_AFTER.get(failure.detail))))
+    return {**problem(failure.code, detail), **ids}
 
 
 def respond(error: TealError, challenge: str) -> Response:
