@@ -809,6 +809,14 @@ def test_a_model_call_that_failed_has_the_time_that_it_took(tabs: Tabs, service:
     expect(fay.page.locator(".scale")).to_have_count(0)
 
 
+def test_a_pause_that_is_not_decided_has_no_time_that_it_took(ada: Tab, service: ServiceThread) -> None:
+    """It waits still, and a moment takes none."""
+    (paused,) = talk(service, 'call Files-delete {"path": "x"}')
+    ada.open("tasks", paused["task_id"], "trace").page.locator(".step-line").last.click()
+    facts = ada.page.locator(".step[data-kind=approval] .facts dt")
+    expect(facts).to_have_text(["Began"])
+
+
 def test_metadata_hides_nothing(ada: Tab, service: ServiceThread) -> None:
     """What would reorder it is escaped, and saved as what it stands for; what is typed is shown below."""
     (answer,) = talk(service, "hello", metadata={"file": "invoice_\u202efdp.exe", "tag": "\U000e0041"})

@@ -38,11 +38,6 @@ export const shortId = (id) => id.slice(-8);
 
 export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
 
-export function bytes(count) {
-  if (count < 1000) return `${count} B`;
-  return count < 1_000_000 ? `${Math.round(count / 1000)} KB` : `${(count / 1_000_000).toFixed(1)} MB`;
-}
-
 /** The value of JSON text; a number that would be rounded or written differently stays as it is. */
 export const exactJson = (text) =>
   JSON.parse(text, (_, value, {source} = {}) =>

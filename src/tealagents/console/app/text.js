@@ -3,7 +3,7 @@
  * is shown as its code point, so that an approver reads what is there.
  */
 import {html, useMemo, useState} from "./html.js";
-import {bytes, prettyJson} from "./format.js";
+import {prettyJson} from "./format.js";
 
 /**
  * what reorders, what is not seen, blanks, of which one does not see which they are, and stacks of marks, which are drawn
@@ -33,6 +33,8 @@ const SHOWN = 60_000;
 /** Whether text would take seconds to be laid out with kerning. */
 export const unbroken = (text) => /\S{500}/.test(text) || null;
 
+const sizeOf = ({length}) => (length < 1e6 ? `${Math.round(length / 1000)} KB` : `${(length / 1e6).toFixed(1)} MB`);
+
 /** Text as it is, in lines; of a long one the beginning, and the rest on demand. */
 export function Plain({text, code = false}) {
   const [whole, setWhole] = useState(false);
@@ -42,7 +44,7 @@ export function Plain({text, code = false}) {
     <${code ? "pre" : "div"} class=${code ? "code" : "plain"} data-unbroken=${unbroken(shown)} dir="auto" tabindex=${code ? 0 : undefined}>${shown}<//>
     ${cut &&
     html`<p class="cut">
-      This is the beginning of ${bytes(text.length)} of text.${" "}
+      This is the beginning of ${sizeOf(text)} of text.${" "}
       <button class="link" onClick=${() => setWhole(true)}>Show all of it</button>
     </p>`}
   `;

@@ -42,28 +42,25 @@ const Legend = () => html`
 
 /** Requests, newest first, with their steps in the order of their beginning, and the time they span. */
 function byRequest(steps) {
-  const timed = steps.map((step) => {
-    const began = Date.parse(step.started_at) + microseconds(step.started_at);
-    return {...step, began, ended: began + step.duration_ms};
-  });
+  const timed = steps.map((step) => ({...step, began: timeOf(step.started_at)}));
   return [...Map.groupBy(timed, (step) => step.request_id)].map(([id, of]) => spanOf(id, waits(of))).reverse();
 }
 
-/** What a Date leaves out of a time, in milliseconds. */
-const microseconds = (text) => Number(/\.\d{3}(\d{1,3})/.exec(text)?.[1] ?? 0) / 1000;
+/** In milliseconds, with the microseconds that a Date leaves out. */
+const timeOf = (text) => Date.parse(text) + (/\.\d{3}(\d{1,3})/.exec(text)?.[1] ?? 0) / 1000;
 
 function waits(steps) {
   const decided = new Map(steps.filter((step) => step.name === "decided").map((step) => [step.input?.approval_id, step]));
   return steps.map((step) => {
     const end = step.kind === "approval" && step.name === "requested" && decided.get(step.input?.approval_id);
-    return end ? {...step, ended: end.began} : step;
+    return end ? {...step, duration_ms: end.began - step.began} : step;
   });
 }
 
 function spanOf(id, steps) {
   steps.sort((one, other) => one.began - other.began);
   const from = steps[0].began;
-  const last = steps.reduce((latest, step) => Math.max(latest, step.ended), from);
+  const last = Math.max(...steps.map((step) => step.began + step.duration_ms));
   const tokens = steps.reduce((sum, step) => sum + (step.usage?.total_tokens ?? 0), 0);
   return {id, steps, from, last, span: Math.max(last - from, 0.1), tokens};
 }
@@ -99,14 +96,14 @@ function Waterfall({request, wanted}) {
 
 const Scale = ({span}) => html`
   <div class="scale" aria-hidden="true">
-    ${[0, 0.25, 0.5, 0.75, 1].map((part) => html`<span key=${part}>${part === 0 ? "0" : duration(span * part)}</span>`)}
+    ${[0, 0.25, 0.5, 0.75, 1].map((part) => html`<span key=${part}>${duration(span * part)}</span>`)}
   </div>
 `;
 
 function Step({step, from, span}) {
   const [open, setOpen] = useState(false);
-  const left = ((step.began - from) / span) * 100;
-  const width = Math.max(((step.ended - step.began) / span) * 100, 0.4);
+  const left = Math.min(((step.began - from) / span) * 100, 99.6);
+  const width = Math.min(Math.max((step.duration_ms / span) * 100, 0.4), 100 - left);
   const firstPiece = step.output?.first_piece_ms;
   return html`
     <li class="step" data-kind=${step.kind} data-failed=${step.is_error || step.kind === "error"}>
@@ -116,11 +113,11 @@ function Step({step, from, span}) {
           <span class="visually-hidden">${KINDS[step.kind] ?? step.kind}:</span><span class="clip">${step.kind === "approval" && "Approval "}${exact(step.name)}</span>
         </span>
         <span class="bar-place">
-          <i class="bar" style=${{left: `${Math.min(left, 99.6)}%`, width: `${Math.min(width, 100 - Math.min(left, 99.6))}%`}}>
+          <i class="bar" style=${{left: `${left}%`, width: `${width}%`}}>
             ${firstPiece > 0 && html`<i class="first-piece" style=${{left: `${Math.min(100, (firstPiece / step.duration_ms) * 100)}%`}}></i>`}
           </i>
         </span>
-        <span class="step-time">${step.ended > step.began ? duration(step.ended - step.began) : ""}</span>
+        <span class="step-time">${step.duration_ms > 0 && duration(step.duration_ms)}</span>
       </button>
       ${open && html`<${StepDetails} step=${step} />`}
     </li>
@@ -138,7 +135,7 @@ function opened(input) {
 function StepDetails({step}) {
   const facts = [
     ["Began", longTime(step.started_at)],
-    ["Took", duration(step.ended - step.began)],
+    step.duration_ms > 0 && ["Took", duration(step.duration_ms)],
     step.output?.first_piece_ms !== undefined && ["First delta after", duration(step.output.first_piece_ms)],
     step.usage && ["Tokens", `${number(step.usage.prompt_tokens)} in, ${number(step.usage.completion_tokens)} out`],
     step.outcome && ["Ended", exact(step.outcome)],
