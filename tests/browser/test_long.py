@@ -50,6 +50,17 @@ def test_home_and_end(long: Tab) -> None:
     expect(_message(long, 1)).to_have_count(0)
 
 
+def test_what_is_looked_at_in_the_tree_is_in_view(long: Tab) -> None:
+    """It is the end of the conversation at that point, not its beginning."""
+    long.link("Time travel").click()
+    for number in (TURNS - 2, 1):
+        long.page.get_by_role("button", name=f"Message {number}.").first.click()
+        shown = long.page.get_by_role("dialog")
+        expect(shown.get_by_text(f"Message {number}.", exact=True)).to_be_in_viewport()
+        expect(shown.get_by_text("Message 1.", exact=True)).to_be_visible()
+        long.button("Close").click()
+
+
 def test_another_view_leads_back_to_what_one_looked_at(long: Tab) -> None:
     """Who looks at the traces of older answers does not begin at the end each time."""
     long.page.get_by_role("region", name="Messages").focus()

@@ -7,7 +7,7 @@ import {href} from "./router.js";
 import {textIn, Title} from "./sidebar.js";
 import {readable} from "./text.js";
 import {Turn} from "./turn.js";
-import {Back, Dialog, Empty, Icon, Loading, More, Pending, Problem, Status, Time} from "./ui.js";
+import {Back, Dialog, Empty, Icon, More, Pending, Status, Time} from "./ui.js";
 
 /** one row, as high as `.node`, and one lane of the drawing, in fifteenths of its font size */
 const ROW = 67.5;
@@ -128,9 +128,7 @@ function Look({task, node, onClose}) {
   return html`
     <${Dialog} title="The conversation at that point" onClose=${onClose}>
       <div class="look">
-        ${error && html`<${Problem} error=${error} />`}
-        ${!items && !error && html`<${Loading} what="the messages" />`}
-        ${items && html`<${Turns} of=${turnsOf(items)} task=${task} />`}
+        <div>${items ? html`<${Turns} of=${turnsOf(items)} task=${task} />` : html`<${Pending} what="the messages" error=${error} />`}</div>
       </div>
       <div class="actions"><button class="primary" onClick=${onClose} autofocus>Close</button></div>
     <//>
