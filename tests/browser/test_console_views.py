@@ -721,6 +721,20 @@ def test_a_fork_of_a_fork_has_the_requests_of_the_original(ada: Tab, service: Se
         expect(ada.text(f"{count} in common")).to_be_visible()
 
 
+def test_copies_in_a_fork_have_no_way_to_a_trace(ada: Tab, service: ServiceThread) -> None:
+    """The fork has none of them: what is shown there is of other answers."""
+    (original,) = talk(service, "hello")
+    with service.client("ada") as client:
+        fork = client.post(f"/tasks/{original['task_id']}/fork", json={}).raise_for_status().json()["task_id"]
+        body = {"task_id": fork, "items": [{"content_type": "text", "content": "My name is Ada."}]}
+        answer = client.post("", json=body).raise_for_status().json()
+    footers = ada.open("tasks", fork).page.locator(".turn-footer")
+    expect(footers).to_have_count(2)
+    traces = footers.get_by_role("link", name="Trace of this answer")
+    expect(traces).to_have_count(1)
+    expect(traces).to_have_attribute("href", f"#/tasks/{fork}/trace/{answer['request_id']}")
+
+
 @pytest.mark.parametrize("width", [360, 1280])
 def test_branches_with_long_messages_are_drawn_within_their_columns(
     ada: Tab, service: ServiceThread, width: int

@@ -103,8 +103,8 @@ function AnswerFooter({turn, task}) {
     <footer class="turn-footer">
       <${Time} at=${turn.last.created_at} />
       <${IconButton} name="copy" size="small" label="Copy the answer" onClick=${copy} />
-      <${IconButton} name="trace" size="small" label="Trace of this answer"
-        href=${href("tasks", task.task_id, "trace", turn.requestId)} />
+      ${!turn.last.origin && html`<${IconButton} name="trace" size="small" label="Trace of this answer"
+        href=${href("tasks", task.task_id, "trace", turn.requestId)} />`}
     </footer>
   `;
 }
