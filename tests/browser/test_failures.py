@@ -819,6 +819,25 @@ def test_that_the_service_is_shutting_down_is_said_until_it_is_back(ada: Tab, se
     expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
 
 
+def test_why_a_message_found_no_room_is_said_until_it_is_changed(ada: Tab, service: ServiceThread) -> None:
+    """That the service is well says nothing of a queue that is full."""
+    ada.expected = {503}
+    ada.page.clock.install()
+    full = {"code": "overloaded", "title": "Overloaded", "detail": "Too many messages wait on this task."}
+    _always(ada, service.url, status=503, json=full, headers={"retry-after": "600"})
+    ada.open("new").say("My name is Ada.")
+    said = ada.page.get_by_role("main").get_by_role("alert")
+    expect(said).to_have_text("OverloadedToo many messages wait on this task.")
+    asked = list[str]()
+    ada.page.on("request", lambda request: asked.append(request.url))
+    with ada.page.expect_response("**/tasks?**"):  # which is asked for less often
+        ada.page.clock.run_for(10_000)
+    expect(said).to_be_visible()
+    assert not any(url.endswith("/health") for url in asked)
+    ada.page.get_by_role("textbox", name="Message", exact=True).fill("")
+    expect(said).to_have_count(0)
+
+
 @pytest.mark.parametrize(
     "code",
     [

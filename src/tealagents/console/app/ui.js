@@ -118,7 +118,7 @@ const DETAILS = {
 };
 
 /** Whether the service cannot be reached, or cannot answer now; a gateway in front of it gives no code. */
-export const isAway = (error) => error.name === "ConnectionLost" || error instanceof TypeError || error.status > 501;
+export const isAway = (error) => error.name === "ConnectionLost" || error instanceof TypeError || (error.status > 501 && error.code !== "overloaded");
 
 /** An error as a sentence to read and one that says what to do. */
 export function inWords(error) {
