@@ -294,6 +294,20 @@ def test_a_conversation_shows_what_ran(tabs: Tabs, service: ServiceThread) -> No
     assert len([url for url in ada.requests if url.endswith("/trace?limit=200")]) == 1
 
 
+def test_the_reason_of_an_approval_is_not_said_to_go_to_the_model(ada: Tab, service: ServiceThread) -> None:
+    """The model is sent the reason of a rejection only, and the field says so."""
+    name = "Reason (kept in the trace; sent to the model if you reject)"
+    for action, sent in (("Approve", 0), ("Reject", 1)):
+        (paused,) = talk(service, 'call Files-delete {"path": "x"}')
+        ada.open("tasks", paused["task_id"]).page.get_by_label(name, exact=True).fill("It is old.")
+        ada.button(action).click()
+        expect(ada.page.locator(".turn-footer")).to_be_visible()
+        expect(ada.page.locator(".markdown").get_by_text("It is old.")).to_have_count(sent)
+        with service.client("ada") as client:
+            prompt = client.get(f"/requests/{paused['request_id']}/prompt").raise_for_status().text
+        assert prompt.count("It is old.") == sent
+
+
 def test_a_call_that_its_client_runs_can_only_be_rejected(ada: Tab, service: ServiceThread) -> None:
     """It is named as its client named it, and its arguments cannot be changed here."""
     tool = {"type": "function", "name": "look-up", "parameters": {"type": "object"}}

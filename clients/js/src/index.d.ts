@@ -127,7 +127,7 @@ export interface CallDecision {
 export interface Decision {
   /** for the calls that `decisions` omits */
   action?: Action;
-  /** sent to the model, kept in the trace */
+  /** sent to the model for rejected calls, and kept in the trace */
   reason?: string;
   decisions?: readonly CallDecision[];
   /** which pause is meant; needed from a request's second one on, unless the pause itself is given */

@@ -165,7 +165,7 @@ function Decision({pause, outcome, setOutcome, onTaken, onDecided}) {
       <${DecidedCall} key=${call.id} call=${call} several=${several} choice=${choices[call.id]}
         schemas=${schemas} onEdit=${() => setEditing(true)} onChange=${(change) => choose(call.id, change)} />
     `)}
-    <label>Reason <span class="muted">(sent to the model, kept in the trace)</span>
+    <label>Reason <span class="muted">(kept in the trace; sent to the model if you reject)</span>
       <${Growing} maxlength="4000" value=${reason} onInput=${(event) => write({reason: event.target.value})} />
     </label>
     ${error && html`<${Problem} error=${error} />`}
