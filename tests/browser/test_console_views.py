@@ -1804,6 +1804,15 @@ def test_the_field_grows_when_the_window_gets_narrower(ada: Tab, request: pytest
     field.fill("")
 
 
+def test_an_answer_that_is_json_is_shown_as_json(ada: Tab) -> None:
+    """As markdown it would lose its underscores and asterisks, and links would end behind their quotes."""
+    ada.open("new").say("json please")
+    wanted = {"name": "__init__", "glob": "*.py, *.js", "at": ["https://example.com/a"]}
+    expect(ada.page.locator(".answer pre")).to_have_text(json.dumps(wanted, indent=2), use_inner_text=True)
+    expect(ada.page.locator(".turn-footer")).to_be_visible()
+    expect(ada.page.locator(".markdown")).to_have_count(0)
+
+
 def test_a_list_begins_with_its_number_and_columns_are_aligned(ada: Tab, service: ServiceThread) -> None:
     """As the model wrote them; other columns begin where their text does. Code has the size of its block."""
     (answer,) = talk(service, "columns please")

@@ -52,6 +52,7 @@ rules:
       > |1|2|
 
       What comes after them is not as wide, and is broken where the window ends.
+  - {when: json please, reply: '{"name": "__init__", "glob": "*.py, *.js", "at": ["https://example.com/a"]}'}
   - {when: refuse this, reply: {error: {status: 400, message: No.}}}
   - {when: WWWWWWWWWW, reply: "LONGWORD"}
   - {when: a long story, reply: {text: Once upon a time, finish_reason: length}}
