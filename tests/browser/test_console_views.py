@@ -2119,6 +2119,25 @@ def test_a_long_view_scrolls_below_its_tabs(ada: Tab, service: ServiceThread) ->
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
+def test_on_a_phone_a_long_word_of_the_description_is_broken(ada: Tab) -> None:
+    """Such as an address: neither the field for the name nor that for a message is wider than the window."""
+    address = "https://wiki.example/" + "_".join(["how_this_agent_is_used"] * 5)
+
+    def described(route: Route) -> None:
+        route.fulfill(json={**route.fetch().json(), "description": address, "examples": [address]})
+
+    ada.page.set_viewport_size({"width": 390, "height": 780})
+    ada.page.route("**/config.json", described)
+    ada.open("new").page.reload()
+    wide = "fields => fields.every((field) => field.getBoundingClientRect().right <= innerWidth)"
+    expect(ada.page.get_by_text(address)).to_have_count(2)
+    assert ada.page.locator(".welcome *").evaluate_all(wide)
+    ada.open("").button("Sign out").click()
+    expect(ada.page.get_by_text(address)).to_be_visible()
+    assert ada.page.locator(".signin *").evaluate_all(wide)
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
 def test_a_name_with_an_accent_is_refused_with_the_letters_that_are_not(
     tabs: Tabs, service: ServiceThread
 ) -> None:
