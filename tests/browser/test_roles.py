@@ -234,6 +234,17 @@ def test_an_auditor_reads_and_changes_nothing(tabs: Tabs, service: ServiceThread
         expect(dave.button(name)).to_have_count(count)
 
 
+def test_an_auditor_is_not_asked_to_write(tabs: Tabs, service: ServiceThread) -> None:
+    """Where a conversation is empty, such as after its only message was taken back, there is no field."""
+    with service.client("ada") as client:
+        body = {"items": [{"content_type": "text", "content": "hello"}]}
+        task = client.post("", json=body).raise_for_status().json()["task_id"]
+    dave = tabs.signed_in(_console(service), "dave")
+    dave.page.route("**/messages?**", lambda route: route.fulfill(json={"items": [], "next_cursor": None}))
+    dave.open("tasks", task)
+    expect(dave.text("There are no messages on this path.")).to_be_visible()
+
+
 def test_an_auditor_finds_the_conversations_of_the_tenant(tabs: Tabs, service: ServiceThread) -> None:
     """Of all users, with their names; who is no auditor has no such list."""
     for user in ("ada", "bob"):

@@ -92,7 +92,7 @@ export function Conversation({task, foreign, reload, left}) {
       start=${task.origin && html`<${Origin} task=${task} />`} jump=${sent.at(-1)?.request_id} follow=${live.parts} left=${left}>
       ${running && html`<${Running} live=${live} said=${said} user=${shownUser} foreign=${foreign} onTaken=${setDecided} reload=${refresh} />`}
       ${task.queued.map((requestId) => html`<${Waiting} key=${requestId} message=${textOf(requestId)} onCancel=${foreign ? undefined : () => (canceled.add(requestId), cancel(requestId))} />`)}
-      ${past.length === 0 && !running && html`<p class="muted">There are no messages on this path. Write one below.</p>`}
+      ${past.length === 0 && !running && html`<p class="muted">There are no messages on this path.</p>`}
     <//>
     ${!foreign &&
     html`<div class="dock">

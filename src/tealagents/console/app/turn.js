@@ -152,7 +152,7 @@ export function Ended({status, problem}) {
       <${Icon} name=${canceled ? "stop" : "warn"} />
       <div>
         <strong>${stopped ? "Stopped" : words.title}</strong>
-        <p>${stopped ? "It was stopped. Any text that was written by then is shown above." : readable(words.detail)}</p>
+        <p>${stopped ? "Any text that was written by then is shown above." : readable(words.detail)}</p>
       </div>
     </div>
   `;
