@@ -640,6 +640,7 @@ def test_code_in_an_answer_hides_nothing(ada: Tab) -> None:
     ada.say("Say 5\u00a0kg, `rm\u00a0-rf` and\n\n```\nrm\u2003-rf\n```\n\nThat is all.")
     answer = ada.page.locator(".answer")
     expect(answer.locator("code")).to_have_text(["rm⟨U+00A0⟩-rf", "rm⟨U+2003⟩-rf"])
+    expect(answer).to_contain_text("Say 5")
     assert "5\u00a0kg" in (answer.text_content() or "")
 
 

@@ -97,6 +97,23 @@ def interrupting(tabs: Tabs, gate: Path) -> Iterator[tuple[Tab, Path]]:
         yield ada, gate
 
 
+def test_an_answer_stays_in_view_until_the_messages_are_read_that_hold_it(tabs: Tabs, tmp_path: Path) -> None:
+    """However long that takes after the task is known to have ended: it disappeared meanwhile."""
+    with interrupting(tabs, tmp_path / "open") as (ada, gate):
+        ada.say("wait at the gate")
+        ada.page.reload()
+        expect(ada.page.locator("[data-live]")).to_contain_text("wait at the gate")
+        held: list[Route] = []
+        ada.page.route("**/messages?**", lambda route: held.append(route))
+        gate.touch()
+        ada.held(held)
+        expect(ada.page.locator(".task-header")).to_contain_text("Completed")
+        expect(ada.text("The gate is open now.")).to_be_visible()
+        ada.page.unroute("**/messages?**")
+        expect(ada.page.locator(".turn-footer")).to_have_count(2)
+        expect(ada.page.locator("[data-live]")).to_have_count(0)
+
+
 def test_a_request_that_was_interrupted_does_not_come_back(tabs: Tabs, tmp_path: Path) -> None:
     """Once the one that interrupted it has been answered."""
     with interrupting(tabs, tmp_path / "open") as (ada, gate):

@@ -42,28 +42,29 @@ export function NewConversation({sessionId}) {
 
 export function Conversation({task, foreign, reload, left}) {
   const {client, patient, drafts, notify} = useApp();
-  /** the message, by its key, of which is said that it ends the pause if it is sent again */
+  /** the key of the message that is said to end the pause if it is sent again */
   const warned = useRef(null);
-  const {items, error, reload: reloadMessages} = useMessages(client, task);
+  const {items, request_id, error, reload: reloadMessages} = useMessages(client, task);
   /** sent here, and not ended */
   const [sent, setSent] = useState([]);
-  /** those of them that waited, whose end is not followed */
+  /** those that waited and are no longer followed */
   const [canceled] = useState(() => new Set());
   const turns = useMemo(() => turnsOf(items ?? []), [items]);
   // what was sent before another that has begun is over
   const begun = sent.findLastIndex(({request_id: id}) => id === task.request_id || turns.some((turn) => turn.requestId === id));
-  const running = task.request_id ?? sent.slice(Math.max(0, begun)).find((each) => !canceled.has(each.request_id))?.request_id;
+  // the last one stays until the messages are read again
+  const running = task.request_id ?? request_id ?? sent.slice(Math.max(0, begun)).find((each) => !canceled.has(each.request_id))?.request_id;
   const refresh = async () => {
     await Promise.all([reload(), reloadMessages()]);
     setSent((known) => known.slice(known.findIndex((each) => each.request_id === running) + 1));
   };
-  /** the pause that was decided here, which the task is still read to wait at for a moment */
+  /** the pause that was decided here; the task still seems to wait there for a moment */
   const [decided, setDecided] = useState(null);
   const live = useLive(patient, running, task.approval_id === decided ? null : task.approval_id, refresh);
   useEffect(() => void (live.status && reload()), [live.status]);
 
   const send = async (content, idempotencyKey) => {
-    // the message stays what it was when its answer was lost, whatever the task does meanwhile
+    // the message stays what it was if its answer is lost, whatever the task does
     const draft = `over ${task.task_id}`;
     const supersede = [warned.current, drafts.get(draft)].includes(idempotencyKey);
     if (supersede) drafts.set(draft, idempotencyKey);

@@ -201,18 +201,18 @@ export class Shared {
 }
 
 /**
- * The messages on a path, read to their end. When the task has moved on, or has changed while nothing ran, only the last
- * page is read again, as long as it begins with the same message: after a rollback it does not, and all of them are.
+ * The messages on a path, read to their end, and the request that ran then. When the task changes, the last page is read
+ * again, and all pages if it does not begin with the same message any more, as after a rollback.
  */
 export function useMessages(client, task, checkpointId) {
   const path = [client, task.task_id, checkpointId];
   const known = useMemo(() => ({pages: []}), path);
   const read = async (signal) => {
     known.pages = await pagesFrom(client, task.task_id, checkpointId, known.pages, signal);
-    return known.pages.flatMap((page) => page.items);
+    return {items: known.pages.flatMap((page) => page.items), request_id: task.request_id};
   };
-  const {data: items, ...state} = useRead(read, [...path, task.checkpoint_id, task.status, task.request_id ?? task.last_updated]);
-  return {items, ...state};
+  const state = useRead(read, [...path, task.checkpoint_id, task.status, task.request_id ?? task.last_updated]);
+  return {...state, ...state.data};
 }
 
 async function pagesFrom(client, taskId, checkpointId, known, signal) {

@@ -84,7 +84,7 @@ async function follow(client, requestId, view, signal) {
   } while ((attempt || last === "approval-required") && !signal.aborted);
 }
 
-/** Takes events as they come and shows them once a frame, however many there are. */
+/** Takes events as they come and shows them once a frame. */
 class Gathered {
   #state;
   #frame = 0;
