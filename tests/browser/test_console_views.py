@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
 import pytest
-from agents import DOT, ENVIRONMENT, agent, talk
+from agents import DOT, ENVIRONMENT, TEXTS, agent, talk
 from playwright.sync_api import FilePayload, Locator, Response, Route, expect
 from tabs import Tab, Tabs
 
@@ -1812,6 +1812,19 @@ def test_an_answer_that_is_json_is_shown_as_json(ada: Tab) -> None:
     expect(ada.page.locator(".answer pre")).to_have_text(json.dumps(wanted, indent=2), use_inner_text=True)
     expect(ada.page.locator(".turn-footer")).to_be_visible()
     expect(ada.page.locator(".markdown")).to_have_count(0)
+
+
+def test_json_is_readable_even_if_it_is_a_list_or_ends_early(ada: Tab, service: ServiceThread) -> None:
+    """Its texts are prose, in which emoji are no code points, and one need not scroll in an answer."""
+    shown = ada.page.locator(".answer pre")
+    for said, wanted in (
+        ("json that is cut off", '{"name": "__init__", "glob": "*.p'),
+        ("a list of texts", json.dumps(TEXTS, indent=2, ensure_ascii=False)),
+    ):
+        (answer,) = talk(service, said)
+        ada.open("tasks", answer["task_id"])
+        expect(shown).to_have_text(wanted, use_inner_text=True)
+    assert shown.evaluate("pre => pre.scrollHeight - pre.clientHeight") == 0
 
 
 def test_a_list_begins_with_its_number_and_columns_are_aligned(ada: Tab, service: ServiceThread) -> None:

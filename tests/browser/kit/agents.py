@@ -1,5 +1,6 @@
 """The agent whose console is looked at."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ HERE = Path(__file__).parents[1]
 
 #: a picture of one point, as base64
 DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+#: a list that the offline model answers with
+TEXTS = ["__init__", "❤️", *map(str, range(40))]
 
 #: what the offline model says besides what it says by itself
 SCRIPT = """
@@ -53,12 +57,14 @@ rules:
 
       What comes after them is not as wide, and is broken where the window ends.
   - {when: json please, reply: '{"name": "__init__", "glob": "*.py, *.js", "at": ["https://example.com/a"]}'}
+  - {when: a list of texts, reply: 'TEXTS'}
+  - {when: json that is cut off, reply: {text: '{"name": "__init__", "glob": "*.p', finish_reason: length}}
   - {when: refuse this, reply: {error: {status: 400, message: No.}}}
   - {when: WWWWWWWWWW, reply: "LONGWORD"}
   - {when: a long story, reply: {text: Once upon a time, finish_reason: length}}
   - {when: a bad story, reply: {text: There was a, finish_reason: content_filter}}
   - {when: {tool_result: true, result_of: Gate-wait}, reply: The gate is open now.}
-""".replace("LONGWORD", "W" * 20_000)
+""".replace("LONGWORD", "W" * 20_000).replace("TEXTS", json.dumps(TEXTS, ensure_ascii=False))
 
 
 def agent(**spec: Any) -> dict[str, Any]:

@@ -3,8 +3,8 @@
  * mail: nothing runs or is loaded. Marked makes HTML, DOMPurify nodes, and the policy would stop what either let through.
  */
 import {html, useLayoutEffect, useMemo, useRef} from "./html.js";
-import {asObject} from "./format.js";
-import {exact, Json, Plain, readable, unbroken} from "./text.js";
+import {prettyJson} from "./format.js";
+import {exact, Plain, readable, unbroken} from "./text.js";
 import {Lexer, Marked} from "../vendor/marked.js";
 import "../vendor/dompurify.js";
 
@@ -100,10 +100,10 @@ function blocksOf(given) {
   }
 }
 
-/** Text as markdown, or as JSON; while it is `growing` only the block that has changed is made anew. */
+/** Text as markdown, or as JSON if it begins so; `growing`, only the block that has changed is made anew. */
 export function Markdown({text, growing = false}) {
-  const blocks = useMemo(() => asObject(text) ?? blocksOf(text), [text]);
-  if (!Array.isArray(blocks)) return html`<${blocks ? Json : Plain} value=${text} text=${text} />`;
+  const blocks = useMemo(() => (/^\s*[[{][\s[{]*"/.test(text) ? prettyJson : blocksOf)(text), [text]);
+  if (!Array.isArray(blocks)) return html`<${Plain} text=${blocks ?? text} code=${blocks} as=${readable} />`;
   if (!growing) return html`<${Made} tokens=${blocks} raw=${text} name="markdown" />`;
   return html`<div class="markdown">
     ${blocks.map((token, place) => html`<${Made} key=${place} tokens=${[token]} raw=${token.type + token.raw} name="block" />`)}

@@ -36,12 +36,12 @@ export const unbroken = (text) => /\S{500}/.test(text) || null;
 const sizeOf = ({length}) => (length < 1e6 ? `${Math.round(length / 1000)} KB` : `${(length / 1e6).toFixed(1)} MB`);
 
 /** Text as it is, in lines; of a long one the beginning, and the rest on demand. */
-export function Plain({text, code = false}) {
+export function Plain({text, code, as = code ? exact : readable}) {
   const [whole, setWhole] = useState(false);
   const cut = !whole && text.length > SHOWN;
-  const shown = useMemo(() => (code ? exact : readable)(cut ? text.slice(0, SHOWN) : text), [text, cut, code]);
+  const shown = useMemo(() => as(cut ? text.slice(0, SHOWN) : text), [text, cut, as]);
   return html`
-    <${code ? "pre" : "div"} class=${code ? "code" : "plain"} data-unbroken=${unbroken(shown)} dir="auto" tabindex=${code ? 0 : undefined}>${shown}<//>
+    <${code ? "pre" : "div"} class=${code ? "code" : "plain"} data-unbroken=${unbroken(shown)} dir="auto" tabindex=${code && 0}>${shown}<//>
     ${cut &&
     html`<p class="cut">
       This is the beginning of ${sizeOf(text)} of text.${" "}
@@ -61,9 +61,6 @@ export function Unseen({text = "", id}) {
 }
 
 export function Json({value}) {
-  const text = useMemo(
-    () => (typeof value === "string" ? prettyJson(value) : JSON.stringify(value, null, 2)),
-    [value],
-  );
+  const text = useMemo(() => (typeof value === "string" ? prettyJson(value) : JSON.stringify(value, null, 2)), [value]);
   return html`<${Plain} text=${text} code />`;
 }
