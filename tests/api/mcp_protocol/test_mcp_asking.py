@@ -147,6 +147,19 @@ async def test_a_key_is_answered_with_the_first_outcome(service: ServiceThread, 
             assert (await ask(eve, "hello", idempotency_key="k"))["request_id"] != first["request_id"]
 
 
+async def test_the_key_of_a_deleted_conversation_is_refused_with_what_to_do(
+    service: ServiceThread, era: Era
+) -> None:
+    """The model would be refused again if it only left out the conversation."""
+    async with host(service, era) as client:
+        first = await ask(client, "hello", idempotency_key=f"deleted-{era}")
+        with service.client() as own:
+            own.delete(f"/tasks/{first['conversation']}").raise_for_status()
+        refused = await ask(client, "hello", idempotency_key=f"deleted-{era}")
+    assert refused["error"]["code"] == "not_found"
+    assert "id or key. Check it, or start a new conversation without it." in refused["error"]["message"]
+
+
 async def test_a_key_stands_for_the_same_message_however_its_conversation_is_written(
     service: ServiceThread, era: Era
 ) -> None:

@@ -26,7 +26,7 @@ _ADVICE = {
     "approval_pending": " Ask the user, then call `decide` with these ids: {request_id}, {approval_id}.",
 }
 _FORM = "decision"
-_UNKNOWN = NotFound("There is no such conversation or request. Check the id, or start a new conversation.")
+_UNKNOWN = NotFound("There is nothing with this id or key. Check it, or start a new conversation without it.")
 
 
 def of_request(record: RequestRecord) -> Json:
