@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Protocol, TypeVar
-from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 from starlette.types import Receive
@@ -30,7 +29,6 @@ class OpenCalls:
         self.exchange = exchange
         #: name of a call → what gives it up, for each of its stages; only the last is called
         self._named: dict[Hashable, list[Callable[[], object]]] = {}
-        self._turns: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     @contextmanager
     def begun(
@@ -44,7 +42,7 @@ class OpenCalls:
         """
         sent = asyncio.ensure_future(beginning)
         try:
-            with self._known(name, lambda: self.exchange.in_background(self._given_up(sent))):
+            with self.known(name, lambda: self.exchange.in_background(self._given_up(sent))):
                 yield sent
         except asyncio.CancelledError:
             gives_up = name is None or self.exchange.agent.on_disconnect == "cancel"
@@ -58,14 +56,19 @@ class OpenCalls:
         """
         waited = asyncio.ensure_future(waiting)
         try:
-            with self._known(name, waited.cancel):
+            with self.known(name, waited.cancel):
                 await asyncio.wait([waited])
             return None if waited.cancelled() else waited.result()
         finally:
             await unwound((waited,))
 
+    def __contains__(self, name: Hashable) -> bool:
+        """Whether a call of this name is open. It may be one whose client has left."""
+        return name in self._named
+
     @contextmanager
-    def _known(self, name: Hashable | None, give_up: Callable[[], object]) -> Iterator[None]:
+    def known(self, name: Hashable | None, give_up: Callable[[], object] = lambda: None) -> Iterator[None]:
+        """The call of this name, if it has one, is open for as long as the block lasts."""
         if name is None:
             yield
             return
@@ -77,14 +80,6 @@ class OpenCalls:
             known.remove(give_up)
             if not known:
                 del self._named[name]
-
-    def turn(self, name: Hashable | None) -> AbstractAsyncContextManager[object]:
-        """Entered once no other call of this name is open.
-
-        Within a session, MCP's SDK gives one response to the call that came last, and none to the other. It
-        takes 8 and "8" for the same id.
-        """
-        return nullcontext() if name is None else self._turns.setdefault(name, asyncio.Lock())
 
     def give_up(self, name: Hashable) -> None:
         """Cancels the request that the call of this name has begun, or ends its waiting, if it waits here."""

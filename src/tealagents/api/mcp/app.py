@@ -110,13 +110,13 @@ class _Sessions:
         # a session is its user's, whatever token they have got by now
         user = AuthenticatedUser(AccessToken(token="", client_id=call.caller.user.key, scopes=[]))
         inner: Scope = {**scope, "headers": headers, "user": user}
-        handle = (self._own if mine else self._others).handle_request
         mark = b"%b%b." % (self._mark, how_of(call).encode())
         marked = with_headers(send, lambda said: [(n, mark + v if n == _SESSION else v) for n, v in said])
-        in_turn = mine and call.awaits_response and _SESSION in dict(scope["headers"])
-        async with self._calls.turn(named(call, str(call.rpc_id)) if in_turn else None):
-            with call.refusing():
-                await sse.patiently(handle, inner, receive, marked, self._keepalive)
+        name = named(call, call.rpc_id) if _SESSION in dict(headers) and call.awaits_response else None
+        # in its session, an open call of the same id, whose client may have left, would send its result here
+        manager = self._own if mine and name not in self._calls else self._others
+        with self._calls.known(name), call.refusing():
+            await sse.patiently(manager.handle_request, inner, receive, marked, self._keepalive)
 
     def _by_kernel(self, call: gate.AdmittedCall) -> ASGIApp | None:
         """Answers a call of 2026-07-28 by the SDK's kernel alone, at half the cost; None for all else."""

@@ -27,8 +27,8 @@ Result = Json | types.InputRequiredResult
 
 
 def named(call: gate.AdmittedCall, rpc_id: object) -> Hashable:
-    """The name by which a host before 2026-07-28 cancels a call."""
-    return call.caller.user.key, call.request.headers.get("mcp-session-id"), rpc_id
+    """The name by which a host before 2026-07-28 cancels a call. The SDK takes 8 and "8" for the same id."""
+    return call.caller.user.key, call.request.headers.get("mcp-session-id"), str(rpc_id)
 
 
 async def answer(calls: OpenCalls, context: Context, params: types.CallToolRequestParams) -> Result:
