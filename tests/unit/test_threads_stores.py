@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -30,6 +31,7 @@ from tealagents.stores.memory import MemoryStore
 from tealagents.testing.faults import FaultProxy, Faults, full_disk
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import RedisCluster, RedisServer
+from tealagents.testing.waits import eventually
 from tealagents.threads import (
     FileMessages,
     LocalThread,
@@ -330,6 +332,33 @@ async def test_messages_that_failed_to_be_added_are_no_part_of_the_thread(late: 
     await thread.on_new_messages(lost)
     await thread.create()
     assert texts(list(thread.messages)) == ["q", "a", "q1", "a1"]
+
+
+async def test_messages_that_arrive_after_their_write_was_canceled_are_no_part_of_the_thread() -> None:
+    """A store may still be writing when its caller is canceled, and be read before it has written.
+
+    covers: THREAD-9
+    """
+
+    class Slow(MemoryMessages):
+        async def add_messages(self, messages: Sequence[Message]) -> None:
+            self.written = messages
+            await asyncio.Event().wait()
+
+    store = Slow()
+    thread = LocalThread(store=store)
+    adding = asyncio.create_task(thread.on_new_messages(exchange("q", "a")))
+    await eventually(lambda: hasattr(store, "written"), every=0)
+    adding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    await thread.create()
+    again = LocalThread.from_json(thread.to_json(), stores=MemoryMessages)
+    assert again._stored is not None
+    for each, there in ((thread, store), (again, again._stored.store)):
+        await MemoryMessages.add_messages(cast(MemoryMessages, there), store.written)
+        await each.create()
+        assert not each.messages
 
 
 async def test_a_delete_that_failed_can_be_repeated() -> None:

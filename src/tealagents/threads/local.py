@@ -34,7 +34,7 @@ class LocalFields(Struct, frozen=True):
     #: since the current checkpoint: ids of new messages, and the new text of each edited message by its id
     pending: tuple[str, ...]
     edits: dict[str, str]
-    #: ids of messages in the store that are no longer in the thread
+    #: ids of messages that are not in the thread, although the store may have them
     dropped: tuple[str, ...]
     #: the message store's `serialize()`; None without a store
     store: Json | None
@@ -49,7 +49,8 @@ class StoredMessages:
         self.store = store
         #: messages that are not in the store yet
         self.unstored = list(unstored)
-        #: ids of messages in the store, which cannot erase single ones, that are not in the thread
+        #: ids of messages that are not in the thread. None is ever forgotten: the store cannot erase single
+        #: messages, and what a failed or canceled write has sent may still arrive after the next read
         self.dropped: set[str] = set()
         #: whether the thread has read the messages in the store
         self.is_read = True
@@ -87,7 +88,6 @@ class StoredMessages:
 
     def _shown(self, kept: Sequence[Message]) -> list[Message]:
         self.is_read = True
-        self.dropped.intersection_update(message.message_id for message in kept)
         return [message for message in kept if message.message_id not in self.dropped]
 
 
