@@ -377,6 +377,38 @@ async def test_toolsets_are_closed_all_at_once() -> None:
     assert first.open == second.open == 0
 
 
+async def test_what_opened_is_closed_when_the_start_is_canceled_after_it_has_failed() -> None:
+    """While one toolset still unwinds because another cannot be opened, a caller may give up as well."""
+    unwinding = asyncio.Event()
+
+    class Slow(Listed):
+        async def __aenter__(self) -> Self:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                unwinding.set()
+                await asyncio.Event().wait()
+            return self
+
+    class Second(Listed):
+        async def __aenter__(self) -> Self:
+            await eventually(lambda: good.open)
+            return await super().__aenter__()
+
+    good = Listed("A-b")
+
+    async def start() -> None:
+        async with open_toolsets(Sources(), others=[good, Second("B-c", fails=True), Slow("C-d")]):
+            pass
+
+    task = asyncio.create_task(start())
+    await unwinding.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert good.open == 0
+
+
 async def test_what_opened_is_closed_when_the_start_is_canceled() -> None:
     """A start that is given up leaves nothing open."""
 

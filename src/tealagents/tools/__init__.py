@@ -38,7 +38,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import version
-from itertools import compress, permutations
+from itertools import permutations
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -300,17 +300,16 @@ async def _enter_all(
         Held(toolset, "toolset", ToolsetError, bounded=key[:1] not in _WITH_LIMITS) for key, toolset in made
     ]
     tasks = [asyncio.ensure_future(_enter(key, each)) for (key, _), each in zip(made, held, strict=True)]
+    stack.push_async_exit(partial(_exit_all, held, tasks))  # before any `await`, which may be canceled
     try:
         await asyncio.gather(*tasks, return_exceptions=failed is not None)
     finally:
         for task in tasks:
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        opened = [not isinstance(outcome, BaseException) for outcome in outcomes]
-        stack.push_async_exit(partial(_exit_all, list(compress(held, opened))))
     if failed is not None:
         failed += (outcome for outcome in outcomes if isinstance(outcome, Exception))
-    return [toolset for _, toolset in compress(made, opened)]
+    return [toolset for (_, toolset), task in zip(made, tasks, strict=True) if _succeeded(task)]
 
 
 async def _enter(key: Key, held: Held) -> None:
@@ -318,8 +317,15 @@ async def _enter(key: Key, held: Held) -> None:
         await held.__aenter__()
 
 
-async def _exit_all(opened: Sequence[Held], *exc: Any) -> None:
-    """Exits all toolsets concurrently: a server may never answer the end of its session."""
+def _succeeded(task: asyncio.Task[None]) -> bool:
+    return not task.cancelled() and task.exception() is None
+
+
+async def _exit_all(held: Sequence[Held], entering: Sequence[asyncio.Task[None]], *exc: Any) -> None:
+    """Exits all entered toolsets concurrently: a server may never answer the end of its session."""
+    if unfinished := [task for task in entering if not task.done()]:
+        await asyncio.wait(unfinished)
+    opened = (each for each, task in zip(held, entering, strict=True) if _succeeded(task))
     outcomes = await asyncio.gather(*(each.__aexit__(*exc) for each in opened), return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
