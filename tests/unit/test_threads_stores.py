@@ -6,6 +6,7 @@ import logging
 import os
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -40,6 +41,7 @@ from tealagents.threads import (
     RemoteThread,
     ThreadStore,
     WorkflowThread,
+    message_stores,
 )
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.message_stores import MessageStoreFactory, SealedMessages
@@ -374,6 +376,34 @@ async def test_a_delete_that_failed_can_be_repeated() -> None:
 
 
 # --- files ----------------------------------------------------------------------------------------
+
+
+async def test_a_file_that_was_cleared_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write whose caller was canceled may still be under way when its thread is deleted.
+
+    covers: THREAD-6
+    """
+    started, unblocked = threading.Event(), threading.Event()
+
+    def blocked(_: str) -> None:
+        started.set()
+        unblocked.wait(10)
+
+    monkeypatch.setattr(message_stores, "make_folders", blocked)
+    store = FileMessages(tmp_path)
+    adding = asyncio.create_task(store.add_messages(exchange("q", "a")))
+    await eventually(started.is_set)
+    adding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    clearing = asyncio.create_task(store.clear())
+    await asyncio.wait([clearing], timeout=0.2)
+    unblocked.set()
+    await clearing
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert not store.path.exists()
 
 
 async def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:

@@ -160,14 +160,27 @@ class FileMessages(_Keyed):
         await self._in_thread(lambda: self.path.unlink(missing_ok=True))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
+        """One access at a time. An access that still waits when its caller is canceled is dropped: a write
+        must not bring back a file that has been cleared in the meantime."""
+        canceled = threading.Event()
+
+        def alone() -> T:
+            with self._lock:
+                if canceled.is_set():
+                    raise asyncio.CancelledError
+                return work()
+
         try:
-            return await asyncio.to_thread(work)
+            return await asyncio.to_thread(alone)
+        except asyncio.CancelledError:
+            canceled.set()
+            raise
         except OSError as error:
             raise PersistenceUnavailable(f"{self.path}: {error.strerror or error}") from error
 
     def _append(self, lines: bytes) -> None:
         make_folders(str(self._folder))
-        with self._lock, open(self.path, "ab+", buffering=0, opener=private) as file:
+        with open(self.path, "ab+", buffering=0, opener=private) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             whole = _whole(file)
             file.truncate(whole)
