@@ -9,10 +9,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tealagents.domain import ids
 from tealagents.domain.models import Caller, Head, User
 from tealagents.domain.ports import Commit, Put
 from tealagents.llm.offline import OfflineModel
-from tealagents.state import codec, keys
+from tealagents.state import codec, dump, keys
 from tealagents.state.removal import PendingDeletion
 from tealagents.stores import open_store
 from tealagents.testing.faults import full_disk
@@ -855,6 +856,33 @@ def test_an_export_for_which_there_is_no_room_is_reported_in_a_line(agent: Agent
     assert result.exit_code == 2
     assert f"{file}: cannot be written: file too large" in result.output
     assert not [each for each in agent.folder.iterdir() if "export" in each.name]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+@pytest.mark.parametrize("command", ["export", "import"])
+def test_a_full_temporary_folder_is_not_reported_as_the_file_that_was_named(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """A large task is held there before it is exported, and a pipe is copied there before it is imported."""
+    with agent.served() as service, service.client("ada") as ada:
+        say(ada, LARGE)
+    file = agent.folder / "pipe"
+    if command == "import":
+        exported = agent.exported()
+        os.mkfifo(file)
+
+        def feed() -> None:
+            with suppress(BrokenPipeError):  # the command gives up in the middle
+                file.write_bytes(exported)
+
+        threading.Thread(target=feed, daemon=True).start()
+    monkeypatch.setattr(dump, "IN_MEMORY", 1000)
+    with full_disk(100_000):
+        result = agent.run("state", command, str(file))
+    assert result.exit_code == 2
+    folder = tempfile.gettempdir()
+    assert f"No temporary file can be written in {folder}: File too large. Set TMPDIR" in result.output
+    assert str(file) not in result.output
 
 
 @pytest.mark.parametrize(

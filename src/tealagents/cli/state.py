@@ -1,6 +1,7 @@
 """`tealagents state …` and `tealagents migrate`: the operator's commands on stored state."""
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -35,7 +36,7 @@ from tealagents.domain.errors import CorruptState, InvalidRequest, PersistenceUn
 from tealagents.domain.models import User
 from tealagents.mistakes import file_reason
 from tealagents.state.audit import BadEntry, verify
-from tealagents.state.dump import Exporter, Importer, Refused
+from tealagents.state.dump import Exporter, Importer, NoTemporaryFile, Refused
 from tealagents.state.erasing import Eraser
 from tealagents.state.inventory import Inventory
 from tealagents.state.pruning import Pruning, UserErasure
@@ -49,6 +50,8 @@ T = TypeVar("T")
 
 #: the most problems that are listed
 MOST_SHOWN = 20
+#: errors of a file that cannot grow, which reading never reports
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 #: no `m`: with `6m` for six months, all but the last six minutes would be erased
 _UNITS = {"s": 1, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -129,7 +132,7 @@ def _run_on(
         raise
     except OSError as error:
         raise fail(f"{error.filename}: {file_reason(error)}" if error.filename else str(error)) from None
-    except (PersistenceUnavailable, StoreConfigError, CorruptState, Refused) as error:
+    except (PersistenceUnavailable, StoreConfigError, CorruptState, Refused, NoTemporaryFile) as error:
         raise fail(str(error)) from None
 
 
@@ -314,6 +317,8 @@ def _input_file(file: Path) -> Iterator[IO[bytes]]:
                 source, lines = lines, opened.enter_context(tempfile.TemporaryFile())
                 shutil.copyfileobj(source, lines)
         except OSError as error:
+            if error.errno in _NO_ROOM:  # of the copy
+                raise fail(str(NoTemporaryFile(error))) from None
             raise fail(f"{file}: {file_reason(error)}") from None
         yield lines
 

@@ -22,12 +22,12 @@ import base64
 import binascii
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from datetime import datetime
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import TypeVar
+from typing import IO, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -67,6 +67,17 @@ SENDINGS = 5
 
 class Refused(Exception):
     """The import is refused. The text names the line or the record."""
+
+
+class NoTemporaryFile(Exception):
+    """A temporary file cannot be created or written. The text says where, and what to do."""
+
+    def __init__(self, error: OSError) -> None:
+        where = f" in {tempfile.tempdir}" if tempfile.tempdir else ""
+        why = error.strerror or type(error).__name__
+        super().__init__(
+            f"No temporary file can be written{where}: {why}. Set TMPDIR to a folder on a disk with space."
+        )
 
 
 class Row(Struct, frozen=True):
@@ -216,7 +227,7 @@ class Exporter:
         None at all if it is gone, or never stopped changing.
         """
         record: Record | None = found
-        with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
+        with _spool() as spool:
             for _ in range(ATTEMPTS):
                 if record is None or _erased(partition, key, record.value, Head):
                     return
@@ -471,6 +482,16 @@ class Importer:
         value = codec.seal(partition, key, approval.owner)
         put = {key: Put(value, left + keys.INBOX_SECONDS)}
         await self._send(partition, Commit(operation=ids.operation_id(), put=put))
+
+
+@contextmanager
+def _spool() -> Iterator[IO[bytes]]:
+    """A temporary file. `NoTemporaryFile` if it cannot be written: the caller's output is another file."""
+    try:
+        with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
+            yield cast("IO[bytes]", spool)
+    except OSError as error:
+        raise NoTemporaryFile(error) from error
 
 
 def _erased(partition: str, key: str, stored: bytes, kind: type[Head] | type[Session]) -> bool:
