@@ -231,6 +231,25 @@ async def test_a_process_whose_clock_is_ahead_ends_nothing_early(paused: bool) -
         assert ended.code == code
 
 
+async def test_a_pause_of_a_process_whose_clock_is_behind_can_be_decided_for_as_long_as_any_other() -> None:
+    """Its time begins by the store's clock, by which it also ends. covers: HITL-1, STATE-5"""
+    behind, at_store = ShiftedClock(), ShiftedClock()
+    behind.shift = timedelta(minutes=-10)
+    store, ran = MemoryStore(clock=lambda: at_store.now().timestamp()), list[Json]()
+    rules: dict[str, Any] = {"limits": {"approval_expiry_seconds": 240}, "lease_seconds": 1e9}
+    model, approve = Scripted(calls(ToolCall("c1", "Shell-delete", "{}"))), Command(action="approve")
+    async with (
+        process(store, model, noting([], governed=True), clock=behind, **rules) as here,
+        process(store, Scripted(says("done")), noting(ran, governed=True), **rules) as there,
+    ):
+        paused = await here.ask()
+        at_store.shift = timedelta(minutes=3)
+        assert (await there.request(paused.request_id)).status == "Paused"
+        sent = await there.approvals.resume(ADA, paused.request_id, approve, streamed=False)
+        assert (await there.service.outcome(sent)).output == "done"
+        assert len(ran) == 1
+
+
 async def test_a_process_whose_clock_is_behind_decides_no_pause_late() -> None:
     """Its time is up by the store's clock: what was to be approved does not run. covers: STATE-5"""
     behind, at_store = ShiftedClock(), ShiftedClock()

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from tealagents.domain import ids
@@ -261,7 +261,7 @@ class Run:
 
     async def _pause(self, last: TurnPaused) -> None:
         rest = await self.stream.flush(self._persist)
-        approval = self._approval(last.needed)
+        approval = self._approval(last.needed, await self._expiry())
         self._recorder.paused(approval)
         await self._persist(lambda: self._announce(approval))
         drafts = self._recorder.take()
@@ -270,7 +270,22 @@ class Run:
         await self._persist(lambda: self._writer.conclude(drafts, waits, rest))
         self._report_end(self.request)
 
-    def _approval(self, needed: HumanNeeded) -> Approval:
+    async def _expiry(self) -> datetime:
+        """Until when a pause that begins now can be decided.
+
+        The store's clock says when that is over, so it also says when it begins: if this process's clock is
+        behind, the pause would otherwise end early. If it is ahead, the pause must not end before it began.
+        """
+        expiry = timedelta(seconds=self._agent.limits.approval_expiry_seconds)
+        began: list[float] = []
+
+        async def ask() -> None:
+            began.append(await self._tasks.records.store.now())
+
+        await self._persist(ask)
+        return max(self._now(), datetime.fromtimestamp(began[-1], UTC)) + expiry
+
+    def _approval(self, needed: HumanNeeded, expires_at: datetime) -> Approval:
         request, now = self.request, self._now()
         return Approval(
             approval_id=ids.random_id(),
@@ -279,7 +294,7 @@ class Run:
             session_id=request.session_id,
             owner=self._writer.head.owner,
             created_at=now,
-            expires_at=now + timedelta(seconds=self._agent.limits.approval_expiry_seconds),
+            expires_at=expires_at,
             calls=needed.calls,
             brought=needed.brought,
             begun=needed.begun,
