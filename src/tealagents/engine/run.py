@@ -261,7 +261,7 @@ class Run:
 
     async def _pause(self, last: TurnPaused) -> None:
         rest = await self.stream.flush(self._persist)
-        approval = self._approval(last.needed, await self._expiry())
+        approval = self._approval(last.needed, await self._pause_begins())
         self._recorder.paused(approval)
         await self._persist(lambda: self._announce(approval))
         drafts = self._recorder.take()
@@ -270,31 +270,30 @@ class Run:
         await self._persist(lambda: self._writer.conclude(drafts, waits, rest))
         self._report_end(self.request)
 
-    async def _expiry(self) -> datetime:
-        """Until when a pause that begins now can be decided.
+    async def _pause_begins(self) -> datetime:
+        """The time from which a pause that begins now can be decided.
 
         The store's clock says when that is over, so it also says when it begins: if this process's clock is
         behind, the pause would otherwise end early. If it is ahead, the pause must not end before it began.
         """
-        expiry = timedelta(seconds=self._agent.limits.approval_expiry_seconds)
         began: list[float] = []
 
         async def ask() -> None:
             began.append(await self._tasks.records.store.now())
 
         await self._persist(ask)
-        return max(self._now(), datetime.fromtimestamp(began[-1], UTC)) + expiry
+        return max(self._now(), datetime.fromtimestamp(began[-1], UTC))
 
-    def _approval(self, needed: HumanNeeded, expires_at: datetime) -> Approval:
-        request, now = self.request, self._now()
+    def _approval(self, needed: HumanNeeded, began: datetime) -> Approval:
+        request = self.request
         return Approval(
             approval_id=ids.random_id(),
             request_id=request.request_id,
             task_id=request.task_id,
             session_id=request.session_id,
             owner=self._writer.head.owner,
-            created_at=now,
-            expires_at=expires_at,
+            created_at=began,
+            expires_at=began + timedelta(seconds=self._agent.limits.approval_expiry_seconds),
             calls=needed.calls,
             brought=needed.brought,
             begun=needed.begun,
