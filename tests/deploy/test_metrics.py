@@ -273,6 +273,22 @@ def test_all_workers_are_reported_as_one(nursery: Nursery, tmp_path: Path) -> No
         assert min(first) not in workers_of(service)
 
 
+@pytest.mark.parametrize("sent", ["", 'tealagents_requests_total{status="Com'])
+def test_a_worker_that_is_killed_while_it_answers_is_left_out(sent: str) -> None:
+    """It is not counted, and the scrape does not fail for a line that was cut."""
+    port = free_port()
+    with scraping.gathered("127.0.0.1", port, lambda: 2), socket.socket(socket.AF_UNIX) as worker:
+        worker.bind(f"{os.environ[scraping.SOCKETS]}/1")
+        worker.listen()
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as reader:
+            reader.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            with worker.accept()[0] as asked:
+                asked.sendall(sent.encode())
+            page = reader.makefile().read()
+    assert "tealagents_workers 0.0" in page
+    assert "tealagents_workers_wanted 2.0" in page
+
+
 def test_a_worker_that_is_added_or_removed_is_wanted_or_not(nursery: Nursery, tmp_path: Path) -> None:
     """By SIGTTIN and SIGTTOU: the alert on missing workers compares the two numbers."""
     with monitored(nursery, tmp_path, workers=2) as running:

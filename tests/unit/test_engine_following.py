@@ -317,7 +317,7 @@ async def test_who_waits_behind_a_pause_learns_that_the_process_that_resumed_it_
         await dead.lease._renew()
         await dead.approvals.resume(ADA, paused.request_id, Command(action="approve"), streamed=True)
         await pass_by(clock, 2 * dead.lease.seconds)
-        seen = await asyncio.wait_for(following, 10)
+        seen = await asyncio.wait_for(following, 30)
     assert isinstance(seen[-1].event, Failed)
     assert seen[-1].event.error.code == "interrupted"
 

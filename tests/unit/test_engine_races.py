@@ -556,7 +556,7 @@ async def test_a_drain_reports_an_end_that_the_store_does_not_take(monkeypatch: 
         await eventually(lambda: len(here.model.calls) == 1)
         store.may.clear()
         await here.service.drain(0)
-        said = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+        said = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
         store.may.set()
     for error in said:
         assert isinstance(error, PersistenceUnavailable)

@@ -417,5 +417,5 @@ async def test_a_client_of_a_websocket_that_answers_no_ping_has_left() -> None:
         protocol: Any = application.connections[0].transport.get_protocol()
         application.answer.set()
         protocol.keepalive_timeout()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             assert (await application.received.get())["type"] == "websocket.disconnect"

@@ -38,6 +38,8 @@ SOCKETS = "TEALAGENTS_METRICS_SOCKETS"
 MOST_READERS = 8
 #: seconds to wait for a reader's whole request, for the answer to be taken, or for data from a worker
 SILENCE_SECONDS = 2.0
+#: what a worker's metrics end with: what a process has sent that is killed meanwhile does not
+END = b"# EOF\n"
 #: the highest process id on Linux
 HIGHEST_PID = 4_194_304
 #: seconds between two checks whether to stop
@@ -138,7 +140,7 @@ class _Text(socketserver.StreamRequestHandler):
     server: _SocketServer
 
     def handle(self) -> None:
-        self.wfile.write(generate_latest(self.server.registry))
+        self.wfile.write(generate_latest(self.server.registry) + END)
 
 
 @contextmanager
@@ -272,4 +274,4 @@ def _read(path: Path) -> str | None:
             return None
         except OSError:
             return None
-    return received.decode()
+    return received.decode() if received.endswith(END) else None
