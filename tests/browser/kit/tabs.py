@@ -25,7 +25,7 @@ from tealagents.testing.pytest_servers import missing
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), None)
 #: milliseconds that a page has to show what is expected; reached only where it never does
-PATIENCE = 30_000
+PATIENCE = 60_000
 
 #: what Chromium says of an answer that is no success; the page says it in words
 _REFUSED = re.compile(r"Failed to load resource: the server responded with a status of (\d+)")
