@@ -817,7 +817,7 @@ async def test_tasks_without_an_answer_take_room_in_the_memory_of_histories(
     async with process(model=Scripted(fails)) as here:
         for _ in range(20):
             await here.ask()
-        assert len(here.service.conversations.whole._kept) == 10
+        assert len(here.service.conversations.encoded._kept) == 10
 
 
 class Deaf(ContextProvider):

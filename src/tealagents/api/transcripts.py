@@ -25,7 +25,7 @@ from tealagents.domain.models import (
     RequestRecord,
     Role,
 )
-from tealagents.engine.resuming import answers
+from tealagents.engine.resuming import tool_messages
 from tealagents.state.decisions import is_decision
 from tealagents.state.history import Round
 
@@ -133,7 +133,7 @@ async def _once(exchange: Exchange, partition: str, messages: Sequence[Message])
 def _outputs(decided: Approval) -> list[Message]:
     """What the client's own tools returned, which no event of the stretch after the pause holds."""
     ran = {decision.id for decision in decided.decisions if decision.output is not None}
-    said = answers(decided, decided.decided_at or decided.created_at)
+    said = tool_messages(decided, decided.decided_at or decided.created_at)
     return [message for message in said if message.tool_call_id in ran]
 
 
@@ -205,7 +205,7 @@ async def _request_of(exchange: Exchange, partition: str, head: Head, item: str)
     if name is None:
         return None
     if names.is_message(item):
-        name = ids.whole_of(head.owner.key, name)
+        name = ids.request_id_of(head.owner.key, name)
     elif not names.is_of_answer(item):
         pause = await requests.find_pause(exchange, partition, name)
         name = pause.request_id if pause is not None else name

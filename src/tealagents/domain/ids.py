@@ -82,16 +82,16 @@ def shown_call_id(native_id: str) -> str:
     return native_id or "call"
 
 
-def part_of(request_id: str) -> str:
-    """A fresh UUID for a message of a request: in place of the tag it has 48 random bits."""
+def message_id_of(request_id: str) -> str:
+    """A fresh UUID for a message of a request, with 48 random bits in place of the tag."""
     r = os.urandom(6).hex()
     return f"{r[:8]}-{r[8:]}-{request_id[14:]}"
 
 
-def whole_of(owner: str, identifier: str) -> str:
-    """The owner's request whose message has this id, if `part_of` made it. A hint, as the tag is."""
+def request_id_of(owner: str, message_id: str) -> str:
+    """The owner's request whose message has this id, if `message_id_of` made it. A hint, as the tag is."""
     tag = owner_tag(owner)
-    return f"{tag[:8]}-{tag[8:]}-{identifier[14:]}"
+    return f"{tag[:8]}-{tag[8:]}-{message_id[14:]}"
 
 
 def operation_id() -> str:

@@ -24,7 +24,7 @@ from tealagents.domain.models import (
     User,
 )
 from tealagents.engine.loop import Resumption
-from tealagents.engine.resuming import answers
+from tealagents.engine.resuming import tool_messages
 from tealagents.engine.service import Service, Submitted
 from tealagents.engine.toolbox import arguments_of
 from tealagents.state import keys
@@ -221,9 +221,9 @@ class Approvals:
     # --- carrying it out -------------------------------------------------------------------------
 
     def _run(self, caller: Caller, writer: TaskWriter, decided: Approval, *, streamed: bool) -> None:
-        """Continues the request with the approved calls and the answers to the others."""
+        """Continues the request with the approved calls and the tool messages of the others."""
         now = self._records.clock.now()
-        resumption = Resumption(approved_calls(decided), answers(decided, now), decided.begun)
+        resumption = Resumption(approved_calls(decided), tool_messages(decided, now), decided.begun)
         self._service.start(caller, writer, resumption, streamed=streamed)
 
 

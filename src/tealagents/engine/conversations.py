@@ -83,15 +83,15 @@ class TaskConversation:
         if kept.agent.thread_kind == "remote":
             return await kept.tasks.records.context_of(partition, head) or {}
         if kept.agent.view is None:
-            return (await kept.whole.load(partition, head)).context or {}
+            return (await kept.encoded.load(partition, head)).context or {}
         self._window = await kept.viewed.load(partition, head)
         return self._window.context or {}
 
     async def encoded(self) -> Sequence[bytes]:
         kept, partition, head = self._conversations, self._writer.partition, self._writer.head
-        parts = await kept.whole.whole(partition, await kept.whole.load(partition, head))
+        parts = await kept.encoded.whole(partition, await kept.encoded.load(partition, head))
         if kept.agent.thread_kind == "remote":
-            kept.whole.forget(head.task_id)  # from here on the model service has it
+            kept.encoded.forget(head.task_id)  # from here on the model service has it
         return parts
 
     async def earlier(self) -> AsyncGenerator[Part]:
@@ -134,8 +134,8 @@ class TaskConversations:
         #: caches of messages in parts, for agents with a view, and of encoded messages, for all others
         self.viewed = Windows(history, records, in_parts, remembers=remembers)
         encode = faults_of(agent.model)(encoded_by(agent.model))
-        self.whole = Windows(history, records, encode, remembers=remembers)
-        self.windows: Windows[Part] | Windows[bytes] = self.whole if agent.view is None else self.viewed
+        self.encoded = Windows(history, records, encode, remembers=remembers)
+        self.windows: Windows[Part] | Windows[bytes] = self.encoded if agent.view is None else self.viewed
 
     def extend(
         self, head: Head, first_seq: int, messages: Sequence[Message] = (), context: Json | None = None

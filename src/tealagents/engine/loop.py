@@ -143,7 +143,7 @@ class Resumption(Struct, frozen=True):
     #: calls to be made now; their intents were stored with the decision
     approved: tuple[ToolCall, ...] = ()
     #: tool messages of the other calls: that they were rejected, or the output of the client that ran them
-    rejected: tuple[Message, ...] = ()
+    messages: tuple[Message, ...] = ()
     #: calls that had begun before they needed their owner; they are made again only once they are approved
     begun: tuple[Deferred, ...] = ()
 
@@ -223,7 +223,7 @@ def _begin_round(state: LoopState, message: Message) -> None:
 
 def _open_calls(state: LoopState, decided: Resumption) -> tuple[tuple[ToolCall, ...], tuple[ToolCall, ...]]:
     """The round's calls without a result or a decision: those that wait for one, and those to make now."""
-    known = {message.tool_call_id for message in (*state.held, *decided.rejected)}
+    known = {message.tool_call_id for message in (*state.held, *decided.messages)}
     known.update(call.id for call in (*decided.approved, *(item.call for item in decided.begun)))
     left = [call for call in state.round if call.id not in known]
     governed = tuple(call for call in left if state.toolbox.governed(call))
@@ -461,7 +461,7 @@ async def _make_calls(
         await unwound(pending)  # they clean up before anything that they use is closed
     order = {call.id: n for n, call in enumerate(state.round)}
     deferred.sort(key=lambda item: order[item.call.id])
-    messages = [*decided.rejected]
+    messages = [*decided.messages]
     for each in results:
         at, is_error = state.clock.now(), each.is_error
         messages.append(tool_message(state.request_id, each.call, each.output, at, is_error=is_error))

@@ -14,7 +14,7 @@ from tealagents.state.history import grouped, in_call_order
 from tealagents.state.tasks import Tasks
 
 
-def answers(decided: Approval, now: datetime) -> tuple[Message, ...]:
+def tool_messages(decided: Approval, now: datetime) -> tuple[Message, ...]:
     """The tool messages of calls that the service does not run: rejections, and outputs from the client."""
     by_id = {decision.id: decision for decision in decided.decisions}
     said = []
@@ -75,7 +75,7 @@ async def _tool_rounds(tasks: Tasks, partition: str, of: RequestRecord) -> list[
     for approval_id in of.approvals[-1:]:
         found = await tasks.records.get(partition, keys.approval(approval_id), Approval)
         if found is not None and found.value.status == "decided":
-            sent = answers(found.value, of.created_at)
+            sent = tool_messages(found.value, of.created_at)
             said += [message for message in sent if message.tool_call_id not in known]
     rounds = [each for each in grouped(in_call_order(said)) if each[0].tool_calls]
     if rounds and len(rounds[-1]) <= len(rounds[-1][0].tool_calls):

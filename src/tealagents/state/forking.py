@@ -234,7 +234,7 @@ class _Fork(Struct, frozen=True):
         for message in messages:
             copied = replace(
                 message,
-                message_id=ids.part_of(new_id),
+                message_id=ids.message_id_of(new_id),
                 request_id=new_id,
                 origin=Origin(source.task_id, message.message_id),
             )

@@ -63,8 +63,8 @@ class Key(Struct, frozen=True):
 
 def message_of(request_id: str, role: Role, items: tuple[Item, ...], at: datetime) -> Message:
     """A message of a request, under an id of its own."""
-    name = ids.part_of(request_id)
-    return Message(message_id=name, request_id=request_id, role=role, created_at=at, items=items)
+    message_id = ids.message_id_of(request_id)
+    return Message(message_id=message_id, request_id=request_id, role=role, created_at=at, items=items)
 
 
 def check_earlier(said: Sequence[Earlier]) -> None:

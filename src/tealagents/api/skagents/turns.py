@@ -364,11 +364,11 @@ class _Call:
         """Rejects the calls of a pause: a stateless call cannot wait for a decision."""
         why = "The call needs a decision or an authorization, which cannot be given here; "
         request_id, now = self.record.request_id, self._clock.now()
-        rejected = (
+        messages = (
             tool_message(request_id, call, why + not_to_its_end(call), now, is_error=True)
             for call in needed.calls
         )
-        return Resumption(rejected=tuple(rejected))
+        return Resumption(messages=tuple(messages))
 
     def _rendered(self, step: TaskStep, instructions: Instructions, values: Json) -> str:
         try:
