@@ -75,7 +75,7 @@ class _Access:
     token: str
     expires_at: float
     #: from this time on, the token is renewed before use
-    stale_at: float
+    usable_until: float
     scopes: tuple[str, ...]
     #: the grant's `consent`
     consent: str
@@ -123,7 +123,7 @@ class Tokens:
             scopes=pending.scopes or tuple(answer.get("scope", "").split()),
             consent=secrets.token_urlsafe(8),
         )
-        await self._store(pending.user_key, pending.server_key, grant)
+        await self._store_new(pending.user_key, pending.server_key, grant)
         self._remember(pending.user_key, pending.server_key, answer["access_token"], times, grant)
 
     def granted_scopes(self, user_key: str, server_key: str) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ class Tokens:
         context.require_owner()
         key = (user_key_of(context), server.key)
         access = self._access.get(key)
-        if access and access.stale_at > self._now() and await self._is_granted(key, access):
+        if access and access.usable_until > self._now() and await self._is_granted(key, access):
             return access.token
         # one renewal at a time: a refresh token may be single-use
         renewal = self._renewals.get(key)
@@ -191,7 +191,7 @@ class Tokens:
             grant = msgspec.json.decode(stored, type=_Grant) if stored else None
             return grant.consent if grant and (grant.refresh_token or self._is_usable(grant)) else ""
         access = self._access.get((user_key, server_key))
-        return access.consent if access and access.stale_at > self._now() else ""
+        return access.consent if access and access.usable_until > self._now() else ""
 
     async def _is_granted(self, key: tuple[str, str], access: _Access) -> bool:
         """Whether the grant of an access token still exists; if not, the token is forgotten.
@@ -281,13 +281,15 @@ class Tokens:
         if access is before or access is None:  # else the user has consented meanwhile, which is newer
             times = self._times(answer)
             access = self._remember(user_key, server.key, answer["access_token"], times, grant)
-        if await self._keep(user_key, server, stored, grant) or access.consent != grant.consent:
+        if await self._store_renewed(user_key, server, stored, grant) or access.consent != grant.consent:
             return access.token
         if self._access.get((user_key, server.key)) is access:
             del self._access[user_key, server.key]
         return await self._renew_claimed(user_key, server, await self._stored(user_key, server))
 
-    async def _keep(self, user_key: str, server: ProtectedServer, stored: str, grant: _Grant) -> bool:
+    async def _store_renewed(
+        self, user_key: str, server: ProtectedServer, stored: str, grant: _Grant
+    ) -> bool:
         """Stores a renewed grant in place of the text `stored`: now, or once the store is available again.
 
         False if the user has consented anew, or was deleted, so that nothing is stored.
@@ -295,7 +297,7 @@ class Tokens:
         # the stored refresh token may have been single-use, so the new one must not be lost
         self._unsaved[stored] = grant
         try:
-            kept = await self._replace(user_key, server, stored, grant)
+            kept = await self._replace_stored(user_key, server, stored, grant)
         except PersistenceUnavailable as error:
             logger.warning("a user's renewed authorization is stored once the store takes it: %s", error)
             saving = asyncio.create_task(self._save(user_key, server, stored, grant), name="store a grant")
@@ -305,7 +307,9 @@ class Tokens:
         del self._unsaved[stored]
         return kept
 
-    async def _replace(self, user_key: str, server: ProtectedServer, stored: str, grant: _Grant) -> bool:
+    async def _replace_stored(
+        self, user_key: str, server: ProtectedServer, stored: str, grant: _Grant
+    ) -> bool:
         """Stores a renewed grant in place of the text `stored`, or of what another replica has renewed."""
         assert self._secret_store is not None, "the grant was stored"
         while not await self._secret_store.replace(user_key, server.key, stored, _text_of(grant)):
@@ -376,7 +380,7 @@ class Tokens:
         self._access[user_key, server_key] = access
         return access
 
-    async def _store(self, user_key: str, server_key: str, grant: _Grant) -> None:
+    async def _store_new(self, user_key: str, server_key: str, grant: _Grant) -> None:
         """Stores a new grant, retrying for `STORE_SECONDS` while the store is unavailable.
 
         One that is then found in the store counts as stored: only the reply was lost.
