@@ -343,25 +343,6 @@ def _run_here(
         raise SystemExit(STARTUP_FAILURE)
 
 
-@contextlib.contextmanager
-def _metrics_of_workers(
-    telemetry: TelemetryOptions, wanted: Callable[[], int], serves: Callable[[int], bool]
-) -> Iterator[None]:
-    """Within, serves the metrics of all workers, if a port is configured. `wanted`: the number of workers;
-    `serves`: whether the one with this process id is in service."""
-    if telemetry.metrics_port is None:
-        yield
-        return
-    from tealagents.telemetry.scraping import gathered
-
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(gathered(telemetry.metrics_host, telemetry.metrics_port, wanted, serves))
-        except OSError as error:
-            raise fail(str(error)) from None
-        yield
-
-
 def _watched_files(config: ServiceConfig) -> list[Path]:
     """The config file, and the files it names that only a new process reads again."""
     types = getattr(config, "types_module", None)  # only files of the earlier platform have one
@@ -431,7 +412,16 @@ def _run_workers(
     supervisor = Supervisor(Config(_WORKER_APP, factory=True, workers=workers, **options), sockets=[listener])
     if stopped:  # before the supervisor installed its signal handlers
         return
-    with _metrics_of_workers(telemetry, lambda: supervisor.processes_num, supervisor.serves):
+    with contextlib.ExitStack() as stack:
+        if telemetry.metrics_port is not None:
+            from tealagents.telemetry.scraping import gathered
+
+            host, port = telemetry.metrics_host, telemetry.metrics_port
+            try:
+                metrics = gathered(host, port, lambda: supervisor.processes_num, supervisor.serves)
+                stack.enter_context(metrics)
+            except OSError as error:
+                raise fail(str(error)) from None
         supervisor.run()
     if supervisor.served or supervisor.stopped:
         return
