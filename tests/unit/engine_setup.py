@@ -334,7 +334,7 @@ async def process(
     finally:
         for run in list(made.service._runs.values()):
             run.stop(Stop(None))
-        made.tasks.begun.stop()
+        made.tasks.begun.close()
         await asyncio.sleep(0)
         await made.lease.stop()
 

@@ -346,7 +346,7 @@ async def test_a_run_whose_task_is_damaged_is_not_looked_for_for_ever(
     async with process(model=Scripted(waits(asyncio.Event()))) as here:
         sent = await here.send(streamed=True)
         await damage(here.store, here.partition(), keys.request(sent.request.request_id))
-        here.tasks.begun.leave(here.partition(), sent.request.request_id)
+        here.tasks.begun.abandon(here.partition(), sent.request.request_id)
         await eventually(lambda: not here.tasks.begun._ending, every=0)
 
 

@@ -339,7 +339,7 @@ async def test_a_run_that_ends_with_its_process_is_left_to_others() -> None:
         await here.send(streamed=True)
         await eventually(lambda: here.model.calls, every=0)
         (carrying,) = here.service._carrying
-        here.tasks.begun.stop()
+        here.tasks.begun.close()
         before, commits = asyncio.all_tasks(), list(store.commits)
         carrying.cancel()
         await asyncio.wait([carrying])

@@ -105,7 +105,7 @@ async def test_the_end_of_a_dead_process_is_behind_all_the_calls_that_it_showed(
         await eventually(lambda: run.stream.last_id > paused.last_event + JUMP - 10)
         seen = run.stream.last_id
         await dead.lease._retire()
-        dead.tasks.begun.stop()
+        dead.tasks.begun.close()
         assert (await there.request(paused.request_id)).last_event > seen
 
 

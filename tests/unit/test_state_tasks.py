@@ -56,7 +56,7 @@ async def stale(here: Process, worker: Process) -> tuple[str, str]:
     """A task and its request that a process has left running and that is dead."""
     sent = await worker.send()
     await worker.lease._retire()
-    worker.tasks.begun.stop()
+    worker.tasks.begun.close()
     return sent.request.task_id, sent.request.request_id
 
 
@@ -106,7 +106,7 @@ async def test_what_a_dead_process_left_keeps_nothing_from_being_read_while_the_
         )
         await dead.lease._renew()
         left = (await dead.send("more", first.task_id)).request
-        dead.tasks.begun.stop()
+        dead.tasks.begun.close()
         if marked:
             await dead.lease._retire()
         else:

@@ -186,7 +186,7 @@ class Service:
             if run.outcome.exception() is None:
                 self.tasks.begun.over(request_id)
             else:
-                self.tasks.begun.leave(run.partition, request_id)
+                self.tasks.begun.abandon(run.partition, request_id)
             self.admission.leave(user, share)
 
     # --- waiting for a turn ----------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Service:
                 started = True
         finally:
             if not started:
-                self.tasks.begun.leave(waiting.partition, request.request_id)
+                self.tasks.begun.abandon(waiting.partition, request.request_id)
                 self.admission.leave(caller.user.key, share)
 
     # --- outcomes --------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class Service:
             ends[-1].cancel()
             await asyncio.sleep(0)
         await self._interrupt_rest()
-        self.tasks.begun.stop()
+        self.tasks.begun.close()
         self.followers.close()
         for run in list(self._runs.values()):
             run.leave()

@@ -1,4 +1,9 @@
-"""The requests that this process has begun and is not done with; it ends those that no run carries on."""
+"""The requests that this process has begun and is not done with.
+
+A request that runs here according to the store, and is not among them, has no run: it was begun by a commit
+whose reply was lost, or its run could not store the end. Other processes leave it alone while this one lives,
+so this one ends it.
+"""
 
 import asyncio
 import logging
@@ -32,10 +37,7 @@ class _EarlyStop(NamedTuple):
 
 
 class BegunRequests(Collection[str]):
-    """Their ids. A request that runs here, as the store has it, and is not among them has no run.
-
-    It was begun by a commit whose reply was lost, and is ended.
-    """
+    """The ids of the requests that this process has begun and is not done with."""
 
     def __init__(
         self, lease: Lease, clock: Clock, find: Callable[[str, str], Awaitable[Stored[RequestRecord]]]
@@ -68,7 +70,7 @@ class BegunRequests(Collection[str]):
             self.over(request_id)
             raise
         except BaseException:  # the commit may have been applied, or still will be
-            self.leave(partition, request_id)
+            self.abandon(partition, request_id)
             raise
 
     def over(self, request_id: str) -> None:
@@ -79,11 +81,8 @@ class BegunRequests(Collection[str]):
             if (early := self._early_stops.pop(request_id, None)) is not None:
                 early.settled.set_result(None)
 
-    def leave(self, partition: str, request_id: str) -> None:
-        """This process is done with a request that no run here carries on, and ends it, if it exists.
-
-        Other processes do not end it, since its worker is alive.
-        """
+    def abandon(self, partition: str, request_id: str) -> None:
+        """This process is done with a request that no run here carries on, and ends it, if it exists."""
         self.over(request_id)
         if self._ending is None:  # the run was canceled with the event loop, which ends no new task
             return
@@ -133,7 +132,7 @@ class BegunRequests(Collection[str]):
         early.settled.set_result(None)
         return early.stop if early.pauses in (None, len(request.approvals)) else None
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """The process ends; once its lease has lapsed, other processes end the requests that it leaves."""
         ending, self._ending = self._ending or (), None
         for task in ending:

@@ -100,7 +100,7 @@ class HeadCommits:
                 await drop_note(records, head, making=True)
         except BaseException:  # the request has begun, but no run will carry it on
             if transition.takes and written.request is not None:
-                self._begun.leave(partition, written.request.request_id)
+                self._begun.abandon(partition, written.request.request_id)
             raise
         return written
 
