@@ -116,7 +116,7 @@ class Service:
         self, caller: Caller, message: NewMessage, key: Key | None, share: int, *, streamed: bool
     ) -> Submitted:
         while True:
-            begun = await self.submission.begin(caller, message, key, announced=streamed)
+            begun = await self.submission.begin(caller, message, key, streamed=streamed)
             if isinstance(begun, Replayed):
                 return _replayed(begun)
             if isinstance(begun, GivesWay):

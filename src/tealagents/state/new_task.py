@@ -27,15 +27,19 @@ from tealagents.state.transitions import SERVICE, Transition
 
 
 async def new_task(
-    tasks: Tasks, message: NewMessage, owner: User, found: Stored[Session] | None, taken: Stored[Head] | None
+    tasks: Tasks,
+    message: NewMessage,
+    owner: User,
+    session: Stored[Session] | None,
+    taken: Stored[Head] | None,
 ) -> Transition:
     """The new task for a message, with the earlier messages, but without the message itself.
 
-    `found` is the session that the message names, `taken` a task that already has the wanted id.
+    `session` is the one that the message names, `taken` a task that already has the wanted id.
     Raises `NotFound`, `AlreadyExists`, `NotOwner`.
     """
     now = tasks.records.clock.now()
-    session_id, put, expect = await _session(tasks.directory, message.session_id, owner, found, now)
+    session_id, put, expect = await _session(tasks.directory, message.session_id, owner, session, now)
     task_id = await _task_id(tasks.directory, message.new_task_id, owner, taken)
     head = Head(
         task_id=task_id,
@@ -57,15 +61,15 @@ async def new_task(
 
 
 async def _session(
-    directory: Directory, wanted: str | None, owner: User, found: Stored[Session] | None, now: datetime
+    directory: Directory, wanted: str | None, owner: User, session: Stored[Session] | None, now: datetime
 ) -> tuple[str, dict[str, object], dict[str, str | None]]:
     """The session's id, the records to put if it is new, and the versions to expect."""
     session_id = wanted or ids.new_id(owner.key)
     key = keys.session(session_id)
-    if found is not None:
-        if found.value.erased:
+    if session is not None:
+        if session.value.erased:
             raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
-        return session_id, {}, {key: found.version}
+        return session_id, {}, {key: session.version}
     if wanted:
         await directory.claim_new(keys.session, session_id, owner)
     return session_id, new_session(session_id, owner, now), {key: None}

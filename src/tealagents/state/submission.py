@@ -71,7 +71,7 @@ class _Found(Struct, frozen=True):
     session: Stored[Session] | None = None
     key: Stored[IdempotencyRecord] | None = None
     #: a task that already has the id that the client has chosen for a new one
-    named: Stored[Head] | None = None
+    taken: Stored[Head] | None = None
     #: an unfinished import of such a task
     importing: Stored[Importing] | None = None
     deleting: Stored[Deleting] | None = None
@@ -88,19 +88,19 @@ class Submission:
         self._recheck_keys = recheck_keys
 
     async def begin(
-        self, caller: Caller, message: NewMessage, key: Key | None, *, announced: bool = True
+        self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool = True
     ) -> Begun:
         """Stores a message as a new request, and takes its task for it if the task is free.
 
         Everything is one commit: the task, the session if it is new, the request, the message, the key.
-        `announced` is False if the client is answered only when the request has ended.
+        `streamed` is False if the client learns of the request only when it has ended.
 
         Raises `IdempotencyKeyReused`, `NotFound`, `NotOwner`, `AlreadyExists`, `SessionMismatch`,
         `CheckpointMoved`, `TaskBusy`, `ApprovalPending`, `Overloaded` (a full queue), `InvalidRequest` (too
         many earlier messages).
         """
         check_earlier(message.earlier)
-        attempt = _Attempt(self._tasks, self._recheck_keys, caller, message, key, announced=announced)
+        attempt = _Attempt(self._tasks, self._recheck_keys, caller, message, key, streamed=streamed)
         return await attempt.begin()
 
     async def first_use(self, caller: Caller, key: Key) -> Replayed | None:
@@ -114,7 +114,7 @@ class Submission:
         """A new task without a request: it holds the earlier messages, and waits for its first message."""
         check_earlier(earlier)
         message = NewMessage(items=(), metadata=metadata, earlier=tuple(earlier))
-        return await _Attempt(self._tasks, self._recheck_keys, caller, message, None, announced=False).open()
+        return await _Attempt(self._tasks, self._recheck_keys, caller, message, None, streamed=False).open()
 
 
 async def _replay(tasks: Tasks, partition: str, key: Key, known: IdempotencyRecord) -> Replayed:
@@ -143,14 +143,14 @@ class _Attempt:
         message: NewMessage,
         key: Key | None,
         *,
-        announced: bool,
+        streamed: bool,
     ) -> None:
         self._tasks = tasks
         self._recheck_keys = recheck_keys
         self._caller = caller
         self._message = message
         self._key = key
-        self._announced = announced
+        self._streamed = streamed
         self._partition = tasks.records.partition(caller.user)
         self._found = _Found()
         #: the user's message as it is stored
@@ -193,7 +193,7 @@ class _Attempt:
             if message.session_id:
                 wanted["session"] = keys.session(message.session_id), Session
             if message.new_task_id:
-                wanted["named"] = keys.task(message.new_task_id), Head
+                wanted["taken"] = keys.task(message.new_task_id), Head
                 wanted["importing"] = keys.importing(message.new_task_id), Importing
         if key:
             wanted["key"] = keys.idempotency(key.name), IdempotencyRecord
@@ -210,8 +210,8 @@ class _Attempt:
         if task is not None and not task.value.erased and task.value.log_id == log_id:
             for name in logged:
                 await self._check_log_record(name, found[name], task.value.task_id)
-        begun = self._found.named  # perhaps the tombstone of a first message that was never finished
-        return begun if begun is not None and begun.value.making else task
+        taken = self._found.taken  # perhaps the tombstone of a first message that was never finished
+        return taken if taken is not None and taken.value.making else task
 
     async def _check_log_record(self, name: str, record: Record | None, task_id: str) -> None:
         try:
@@ -256,7 +256,7 @@ class _Attempt:
                 f"The task {wanted} is just being imported. If that was broken off, import it again.",
                 task_id=wanted,
             )
-        task = await new_task(self._tasks, self._message, self._caller.user, found.session, found.named)
+        task = await new_task(self._tasks, self._message, self._caller.user, found.session, found.taken)
         if wanted is None:
             return task
         return replace(task, expect={**task.expect, keys.importing(wanted): None})
@@ -338,7 +338,7 @@ class _Attempt:
             expect=self._key_absent(),
             fresh=True,
             # with a key it is synced: after a power cut, a retry must not make the model answer twice
-            unsynced=not self._announced and self._key is None,
+            unsynced=not self._streamed and self._key is None,
         )
 
     def _queued(self, head: Head, now: datetime) -> Transition:
