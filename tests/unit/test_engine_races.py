@@ -654,7 +654,7 @@ async def test_the_day_of_a_key_counts_from_the_expiry_of_its_pause() -> None:
         clock.seconds = 86_400
         ended = await here.request(paused.request_id)
         assert (ended.status, ended.ended_at) == ("Canceled", paused.pause.expires_at)
-        task = await here.tasks.here(here.partition(), paused.task_id)
+        task = await here.tasks.stored_head(here.partition(), paused.task_id)
         assert task.value.updated_at >= paused.created_at + timedelta(seconds=86_400)
         assert (await here.send("one", key=key)).replayed
         clock.seconds = 86_400 + 90
@@ -1022,7 +1022,7 @@ async def test_a_request_that_another_process_ends_while_it_resumes_makes_no_cal
         paused, other = await here.ask(), Process(store, Scripted())
 
         async def ends() -> None:
-            head = await other.tasks.here(here.partition(), paused.task_id)
+            head = await other.tasks.stored_head(here.partition(), paused.task_id)
             assert await other.tasks.end(
                 here.partition(), head, paused.request_id, endings.INTERRUPTED, "service"
             )

@@ -210,7 +210,7 @@ async def test_what_is_streamed_while_its_task_is_erased_goes_too() -> None:
         late = [Recorded(2, TextDelta("late"))]
         store.overtaking = lambda: here.tasks.streams.write(partition, request_id, version, late)
         head = await here.tasks.head(partition, running.request.task_id)
-        assert await here.eraser.remove(partition, head)
+        assert await here.eraser.delete_even_running(partition, head)
         assert store.overtaking is None
         assert not [key for key in await remains(here) if not key.startswith("session")]
         gate.set()
@@ -222,7 +222,7 @@ async def test_what_is_said_at_length_in_an_erased_task_is_not_stored() -> None:
     async with process(None, Scripted(waits(gate, "well", "x" * BLOB_BYTES))) as here:
         running = (await here.send("hello")).request
         head = await here.tasks.head(here.partition(), running.task_id)
-        assert await here.eraser.remove(here.partition(), head)
+        assert await here.eraser.delete_even_running(here.partition(), head)
         ended = asyncio.create_task(here.service.drain(5))
         gate.set()
         await ended

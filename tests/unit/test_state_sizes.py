@@ -333,7 +333,7 @@ async def test_a_request_that_is_canceled_as_its_turn_comes_is_over(caplog: pyte
         partition = here.partition()
 
         async def canceled(_: int) -> None:
-            head = (await there.tasks.here(partition, queued.task_id)).value
+            head = (await there.tasks.stored_head(partition, queued.task_id)).value
             if head.running is None and head.queue:
                 await there.tasks.cancel(partition, queued.request_id, ADA.user.key)
 

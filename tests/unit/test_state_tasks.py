@@ -111,7 +111,7 @@ async def test_what_a_dead_process_left_keeps_nothing_from_being_read_while_the_
             await dead.lease._retire()
         else:
             store.clock = lambda: time.time() + 2 * dead.lease.seconds
-        before = await here.tasks.here(here.partition(), first.task_id)
+        before = await here.tasks.stored_head(here.partition(), first.task_id)
         with refusing(lambda *_: True):
             page = await here.catalog.tasks(
                 here.partition(), session_id=None, status=None, cursor=None, limit=9

@@ -326,9 +326,9 @@ class Exchange:
 
     async def _drop_fork(self, partition: str, forked: Head) -> None:
         """Erases a fork unless its message was stored after all. A message still being stored then fails."""
-        found = await self.tasks.here(partition, forked.task_id)
+        found = await self.tasks.stored_head(partition, forked.task_id)
         if found.value.tail_seq == forked.tail_seq:
-            await self.eraser.remove(partition, found)
+            await self.eraser.delete_even_running(partition, found)
 
     async def decide(
         self, caller: Caller, request_id: str, command: Command, *, streamed: bool

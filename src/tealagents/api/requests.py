@@ -71,7 +71,7 @@ async def find_call(
         pause = await find_pause(exchange, partition, approval_id)
         if pause is None or index >= len(pause.calls):
             raise NotFound("It has fewer calls.")
-        await exchange.tasks.here(partition, pause.task_id)  # what has expired is not shown
+        await exchange.tasks.stored_head(partition, pause.task_id)  # what has expired is not shown
         return pause, index
 
 

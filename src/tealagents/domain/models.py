@@ -384,7 +384,7 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: Json | None = None
     #: if the task's id was given by a client or an import: tells this log from an earlier one of the same id
     log_id: str = ""
-    #: being erased: nothing but the eraser may touch it
+    #: a tombstone: the task is being erased or, if `making`, created; no reader finds it
     erased: bool = False
 
     @property

@@ -235,7 +235,7 @@ class Tail(EventBuffer):
         `NotFound` if the task is gone: one that expires during a pause writes nothing that would wake.
         """
         try:
-            head = (await self._tasks.here(self._partition, self._record.task_id)).value
+            head = (await self._tasks.stored_head(self._partition, self._record.task_id)).value
         except Vanishing:
             return None
         except NotFound as error:

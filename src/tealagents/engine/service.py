@@ -233,7 +233,8 @@ class Service:
             try:
                 return (await self.tasks.request(sent.partition, request_id)).value
             except NotFound:
-                await self.tasks.here(sent.partition, sent.request.task_id)  # `NotFound` where it was deleted
+                # `NotFound` if the task was deleted
+                await self.tasks.stored_head(sent.partition, sent.request.task_id)
                 raise Interrupted(SET_BACK).with_ids(**sent.request.ids) from None
 
     async def when_begun(self, partition: str, request_id: str) -> RequestRecord | None:

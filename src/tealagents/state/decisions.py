@@ -195,7 +195,7 @@ async def resume(
         transition = resumed(found.value, request, setup, entries, tasks.lease.worker_id, now)
         kept = replace(decided, setup=record.value.setup)
         transition = replace(transition, put={key: kept}, expect={key: approval.version})
-        return await tasks.with_own_key(partition, transition)
+        return await tasks.without_reused_key(partition, transition)
 
     written = await tasks.heads.transact(partition, partial(tasks.head, partition, decided.task_id), decide)
     return TaskWriter(tasks, written, None) if written is not None else None

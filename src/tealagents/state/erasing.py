@@ -61,9 +61,9 @@ class Eraser:
     async def delete_as_read(self, partition: str, stored: Stored[Head]) -> bool:
         """Erases a task unless it has changed since it was read (False). `TaskBusy` while it runs."""
         _refuse_running(stored.value)
-        return await self.remove(partition, stored)
+        return await self.delete_even_running(partition, stored)
 
-    async def remove(self, partition: str, stored: Stored[Head]) -> bool:
+    async def delete_even_running(self, partition: str, stored: Stored[Head]) -> bool:
         """Erases a task, even if it runs, unless it has changed since it was read (False)."""
         buried = await bury_unchanged(self._records, partition, stored)
         if buried is not None:

@@ -59,7 +59,7 @@ class Pruning:
                         self.spared += 1
                     else:
                         going.add(found.task_id)
-                        erase = partial(self._eraser.remove, found.partition, found.head)
+                        erase = partial(self._eraser.delete_even_running, found.partition, found.head)
                         yield self._due(found.partition, "task", erase)
             async for empty in self._empty_sessions(owner, going):
                 yield empty
@@ -181,7 +181,7 @@ class UserErasure:
         key = keys.task(task_id)
         try:
             while found := await self._records.get(self._partition, key, Head):
-                if found.value.erased or await self._eraser.remove(self._partition, found):
+                if found.value.erased or await self._eraser.delete_even_running(self._partition, found):
                     return
         except CorruptState:
             return

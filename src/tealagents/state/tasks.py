@@ -107,10 +107,10 @@ class Tasks:
 
     async def head(self, partition: str, task_id: str, *, reading: bool = False) -> Stored[Head]:
         """A task's head, after what was due on it has ended (`end_due`). `NotFound` if the task is gone."""
-        return await self.end_due(partition, await self.here(partition, task_id), reading=reading)
+        return await self.end_due(partition, await self.stored_head(partition, task_id), reading=reading)
 
-    async def here(self, partition: str, task_id: str) -> Stored[Head]:
-        """A task's head as it was written. `NotFound` if the task is gone (`present`)."""
+    async def stored_head(self, partition: str, task_id: str) -> Stored[Head]:
+        """A task's head as it is stored: nothing is ended. `NotFound` if the task is gone (`present`)."""
         names = [keys.task(task_id), keys.DELETING]
         head, deleting = await self.records.store.read(partition, names)
         found = self.records.open(partition, names[0], head, Head)
@@ -139,7 +139,7 @@ class Tasks:
         """
         found = await self._read_request(partition, request_id)
         try:
-            before = await self.here(partition, found.value.task_id)
+            before = await self.stored_head(partition, found.value.task_id)
             if found.value.status in ENDED:
                 return found
             head = await self.end_due(partition, before, reading=reading)
@@ -198,7 +198,7 @@ class Tasks:
                 if reading:
                     return found
                 raise
-            found = await self.here(partition, head.task_id)
+            found = await self.stored_head(partition, head.task_id)
 
     async def _due(self, head: Head) -> tuple[str, Ending] | None:
         running = head.running
@@ -235,7 +235,7 @@ class Tasks:
         self, partition: str, found: Stored[Head], request_id: str, ending: Ending, actor: str
     ) -> bool:
         """Ends a running, paused or queued request from outside. False if the head has changed meanwhile."""
-        transition = await self._ended(partition, found.value, request_id, ending, actor)
+        transition = await self._transition(partition, found.value, request_id, ending, actor)
         try:
             await self.heads.commit(partition, transition, version=found.version)
         except Conflict:
@@ -245,7 +245,7 @@ class Tasks:
         self._report(request)
         return True
 
-    async def _ended(
+    async def _transition(
         self, partition: str, head: Head, request_id: str, ending: Ending, actor: str
     ) -> Transition:
         """The transition that ends a request from outside.
@@ -262,7 +262,7 @@ class Tasks:
             waiting = left_queue(
                 head, request, ending.status, failure, nothing, actor=actor, last_event=last_event, now=now
             )
-            return await self.with_own_key(partition, waiting)
+            return await self.without_reused_key(partition, waiting)
         produced = await self.history.produced(partition, head)
         transition = stopped(
             head,
@@ -279,11 +279,11 @@ class Tasks:
             ended_at=head.pending.expires_at if head.pending and ending is EXPIRED else None,
         )
         if head.pending is not None:
-            closed = await self._close_approval(partition, head.pending.approval_id, ending.code)
+            closed = await self._closed_approval(partition, head.pending.approval_id, ending)
             transition = replace(transition, put={**transition.put, **closed})
-        return await self.with_own_key(partition, transition)
+        return await self.without_reused_key(partition, transition)
 
-    async def with_own_key(self, partition: str, transition: Transition) -> Transition:
+    async def without_reused_key(self, partition: str, transition: Transition) -> Transition:
         """The transition without the request's idempotency key, if the key now stands for another request.
 
         That is possible once the key has expired, or if another request had it when this one was imported.
@@ -301,12 +301,13 @@ class Tasks:
             return replace(transition, request=replace(request, idempotency=None))
         return replace(transition, expect={**transition.expect, name: used.version if used else None})
 
-    async def _close_approval(self, partition: str, approval_id: str, code: str) -> dict[str, object]:
+    async def _closed_approval(self, partition: str, approval_id: str, ending: Ending) -> dict[str, object]:
+        """The record of a pause that ends undecided, by its key; empty if there is nothing to write."""
         key = keys.approval(approval_id)
         found = await self.records.get(partition, key, Approval)
         if found is None or found.value.status != "pending":
             return {}
-        status: Literal["expired", "canceled"] = "expired" if code == "approval_expired" else "canceled"
+        status: Literal["expired", "canceled"] = "expired" if ending is EXPIRED else "canceled"
         return {key: replace(found.value, status=status)}
 
     # --- cancel ----------------------------------------------------------------------------------
@@ -326,7 +327,8 @@ class Tasks:
         to say whether it ends a pause. With `leave_own` also if it has begun to run here in the meantime, so
         that its run has to be stopped.
         """
-        asked = ending not in (CANCELED, SUPERSEDED)
+        # the end that its process writes has all the text that followers were shown
+        ask_first = ending in (CANCELED, SUPERSEDED)
         while True:
             request = (await self.request(partition, request_id)).value
             if request.status in ENDED:
@@ -341,17 +343,17 @@ class Tasks:
                 return False
             elsewhere = head.running if head.is_occupied_by(request_id) and not here else None
             signal = Signal(request_id=request_id, actor=actor, superseded=superseded, pauses=pauses)
-            if elsewhere is not None and not asked:
-                asked = True  # the end that its process writes has all the text that followers were shown
+            if elsewhere is not None and ask_first:
+                ask_first = False
                 await self.peers.signal(elsewhere.worker_id, signal)
-                await self._ends(partition, request_id, ASKED_SECONDS)
+                await self._wait_for_end(partition, request_id, ASKED_SECONDS)
                 continue
             if await self.end(partition, stored, request_id, ending, actor):
-                if elsewhere is not None:
+                if elsewhere is not None:  # its process may still run it
                     await self.peers.signal(elsewhere.worker_id, signal)
                 return True
 
-    async def _ends(self, partition: str, request_id: str, seconds: float) -> None:
+    async def _wait_for_end(self, partition: str, request_id: str, seconds: float) -> None:
         """Waits until a request has ended or paused, for `seconds` at most."""
         clock, key = self.records.clock, keys.request(request_id)
         deadline = clock.monotonic() + seconds

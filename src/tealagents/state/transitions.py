@@ -129,7 +129,7 @@ def resumed(
         held = replace(held, tool_choice=None)
     kept = request.events_kept_at or request.created_at
     # its first entry stays the same
-    running = Running(request.request_id, worker_id, _holder(head).first_seq)
+    running = Running(request.request_id, worker_id, _occupant(head).first_seq)
     return Transition(
         head=replace(head, status="Running", running=running, pending=None, updated_at=now),
         entries=entries,
@@ -167,7 +167,7 @@ def paused(
     """The running request waits for decisions; no process holds the fence meanwhile. `remote_id` is the id
     from which its remote conversation continues."""
     identifier = approval.approval_id
-    pending = Pending(request.request_id, identifier, approval.expires_at, _holder(head).first_seq)
+    pending = Pending(request.request_id, identifier, approval.expires_at, _occupant(head).first_seq)
     return Transition(
         head=replace(head, status="Paused", running=None, pending=pending, updated_at=now),
         entries=entries,
@@ -208,14 +208,14 @@ def completed(
     `remote_id` replaces the head's: None if this request was not part of a remote conversation.
     """
     odd = outcome.finish_reason if outcome.finish_reason != "stop" else None
-    end = _end(_holder(head), "Completed", SERVICE, now, remote_id=remote_id, finish_reason=odd)
+    end = _end(_occupant(head), "Completed", SERVICE, now, remote_id=remote_id, finish_reason=odd)
     last = head.tail_seq + len(entries) + 1
     done = replace(
         head,
         status="Completed",
         running=None,
         checkpoint_id=request.request_id,
-        path=paths.extend(head.path, _holder(head).first_seq, last),
+        path=paths.extend(head.path, _occupant(head).first_seq, last),
         remote_id=remote_id,
         updated_at=now,
     )
@@ -248,12 +248,12 @@ def stopped(
     The checkpoint stays the same. The request's entries stay on the path, where reading backwards skips them,
     unless it is `withdrawn`. The outcomes of its tool calls are kept in the head.
     """
-    known, holder, ended_at = tuple(tools), _holder(head), ended_at or now
+    known, occupant, ended_at = tuple(tools), _occupant(head), ended_at or now
     error = error_draft(request.request_id, failure, since or ended_at, ended_at)
-    end = _end(holder, status, actor, ended_at, code=failure.code, tools=known)
+    end = _end(occupant, status, actor, ended_at, code=failure.code, tools=known)
     last = head.tail_seq + len(entries) + 2
     # of a withdrawn request, only the end stays on the path, and only if it made tool calls
-    first = last if withdrawn else holder.first_seq
+    first = last if withdrawn else occupant.first_seq
     path = head.path if withdrawn and not known else paths.extend(head.path, first, last)
     effects = paths.remembering(head.effects, Effects(first, known)) if known else head.effects
     record = _ended(request, status, last, ended_at, last_event=last_event, outcome=outcome, error=failure)
@@ -295,12 +295,11 @@ def chunks_waiting(request: RequestRecord) -> list[str]:
     return msgspec.convert(waiting, BlobRef).keys(request.task_id) if "blob" in waiting else []
 
 
-def _holder(head: Head) -> Running | Pending:
+def _occupant(head: Head) -> Running | Pending:
     """The running or paused request; `ValueError` if there is none."""
-    holder = head.occupant
-    if holder is None:
+    if head.occupant is None:
         raise ValueError("no request holds this task")
-    return holder
+    return head.occupant
 
 
 def _ended(
@@ -333,7 +332,7 @@ def _ended(
 
 
 def _end(
-    holder: Running | Pending,
+    occupant: Running | Pending,
     status: Status,
     actor: str,
     now: datetime,
@@ -345,9 +344,9 @@ def _end(
 ) -> Draft:
     """The last entry of a running or paused request."""
     end = RequestEnd(
-        request_id=holder.request_id,
+        request_id=occupant.request_id,
         status=status,
-        first_seq=holder.first_seq,
+        first_seq=occupant.first_seq,
         ended_at=now,
         code=code,
         tools=tools,
@@ -355,7 +354,7 @@ def _end(
         finish_reason=finish_reason,
     )
     details = {"code": code} if code else {}
-    return draft(f"request.{status.lower()}", actor, holder.request_id, end, **details)
+    return draft(f"request.{status.lower()}", actor, occupant.request_id, end, **details)
 
 
 def unreturned(request_id: str, call: ToolCall, now: datetime) -> Draft:
