@@ -41,7 +41,6 @@ from tealagents.domain.models import (
     Caller,
     Failure,
     Head,
-    Item,
     Json,
     RequestRecord,
     User,
@@ -67,7 +66,7 @@ from tealagents.state.tasks import Tasks
 log = logging.getLogger(__name__)
 R = TypeVar("R")
 
-#: tasks of one user that are copied at the same time
+#: tasks of one user that are forked at the same time: each fork holds in memory what it copies
 COPIES = 2
 #: characters of the longest idempotency key
 LONGEST_KEY = 255
@@ -180,14 +179,6 @@ class Exchange:
         directory = self.tasks.directory
         return await directory.locate(caller, kind, identifier, reading=reading, deciding=deciding)
 
-    def cut_off(self, canceled: asyncio.CancelledError) -> BaseException:
-        """The error to answer a canceled call with.
-
-        At the end of a drain the server cancels the calls that remain, for example those that wait for the
-        store or the auth provider, and would answer them with a text of its own.
-        """
-        return shutting_down() if self.service.admission.draining else canceled
-
     def partition(self, caller: Caller) -> str:
         """The partition of what is the caller's own."""
         return self.records.partition(caller.user)
@@ -215,7 +206,7 @@ class Exchange:
 
     def _check_earlier(self, said: Sequence[Earlier]) -> None:
         for each in said:
-            self._check_count(each.items, "earlier", "a message of ")
+            bodies.check_count(each.items, self.settings.max_items, "earlier", "a message of ")
         self.check_size(sum(each.size for each in said))
 
     def check_size(self, size: int) -> None:
@@ -223,9 +214,6 @@ class Exchange:
         most = self.settings.max_body_bytes
         if size > most:
             raise TooLarge(f"The earlier messages are larger than {most} bytes (`limits.max_body_bytes`).")
-
-    def _check_count(self, items: Sequence[Item], field: str, where: str = "") -> None:
-        bodies.check_count(items, self.settings.max_items, field, where)
 
     # --- sending ---------------------------------------------------------------------------------
 
@@ -236,7 +224,7 @@ class Exchange:
 
         Raises every refusal of a message: `TaskBusy`, `ApprovalPending`, `NotOwner`, `Overloaded`, …
         """
-        self._check_count(message.items, "items")
+        bodies.check_count(message.items, self.settings.max_items, "items")
         self._check_earlier(message.earlier)
         check_metadata(message.metadata)
         setups.check(message.setup, self.agent.toolbox)
@@ -271,7 +259,7 @@ class Exchange:
         expires_at: datetime | None = None,
     ) -> Head:
         """A new task with the history of another one, as `forking.fork`; it waits for others of its user."""
-        async with self.copying(caller):
+        async with self._copying.setdefault(caller.user.key, asyncio.Semaphore(COPIES)):
             return await forking.fork(
                 self.tasks,
                 partition,
@@ -319,10 +307,6 @@ class Exchange:
         if view.record.task_id != forked.task_id:  # another message under the same key was quicker
             await self.eraser.delete_task(partition, forked.task_id)
         return view
-
-    def copying(self, caller: Caller) -> asyncio.Semaphore:
-        """Limits one user's forks at the same time: each holds in memory what it copies."""
-        return self._copying.setdefault(caller.user.key, asyncio.Semaphore(COPIES))
 
     async def _drop_fork(self, partition: str, forked: Head) -> None:
         """Erases a fork unless its message was stored after all. A message still being stored then fails."""
@@ -396,8 +380,8 @@ class Exchange:
         partition = await self.locate(caller, kind, identifier, reading=reading)
         return partition, (await read(partition, identifier)).value
 
-    def replay(self, view: RequestView, *, after: int) -> RequestView | None:
-        """The request after an event; None if nothing follows. `NotFound` if the events are gone."""
+    def rest(self, view: RequestView, *, after: int) -> RequestView | None:
+        """The view that begins after an event; None if nothing follows. `NotFound` if the events are gone."""
         check_kept(self.tasks, view.record)
         return None if nothing_left(view.record, after) else replace(view, after=after)
 
@@ -411,8 +395,8 @@ class Exchange:
             return events
         return _seen(events, partial(_shown_to, view.caller.user) if view.own else redacted)
 
-    async def followed(self, view: RequestView) -> AsyncGenerator[Sequence[Recorded]]:
-        """The events as `follow`. `Draining` instead of an end without an event.
+    async def follow_unbroken(self, view: RequestView) -> AsyncGenerator[Sequence[Recorded]]:
+        """The events as `follow`, but `Draining` where they would end without the last one.
 
         Most clients take a stream that just ends for a whole answer.
         """
@@ -447,7 +431,7 @@ class Exchange:
 
     async def _canceled_when_left(self, view: RequestView, receive: Receive) -> None:
         await left(receive)
-        self.in_background(self._cancel(view))
+        self._cancel_left(view)
 
     def stream(
         self,
@@ -460,15 +444,14 @@ class Exchange:
     ) -> Response:
         """Server-sent events: what `fold` makes of each event, and of an end that is unknown.
 
-        `events` are those that `followed` gives, or a protocol's own choice of them. `on_end` is called once
+        `events` are those of `follow_unbroken`, or a protocol's own choice of them. `on_end` is called once
         nothing more is sent, whether or not the client has stayed.
         """
-        cancels = self._leaving_cancels(view)
         return sse.EventStreamResponse(
-            self._frames(view, events or self.followed(view), fold),
+            self._frames(view, events or self.follow_unbroken(view), fold),
             keepalive_seconds=self.settings.keepalive_seconds,
             headers=headers,
-            on_disconnect=(lambda: self.in_background(self._cancel(view))) if cancels else None,
+            on_disconnect=partial(self._cancel_left, view) if self._leaving_cancels(view) else None,
             on_end=on_end,
         )
 
@@ -484,6 +467,16 @@ class Exchange:
         except Exception as error:
             self.faulty(error)  # the server logs it
             raise
+
+    # --- errors ----------------------------------------------------------------------------------
+
+    def cut_off(self, canceled: asyncio.CancelledError) -> BaseException:
+        """The error to answer a canceled call with.
+
+        At the end of a drain the server cancels the calls that remain, for example those that wait for the
+        store or the auth provider, and would answer them with a text of its own.
+        """
+        return shutting_down() if self.service.admission.draining else canceled
 
     def refused(self, error: Exception) -> TealError:
         """Called by the protocol for each error that it answers with: counted, and logged where ours.
@@ -520,8 +513,10 @@ class Exchange:
             partition = self.partition(caller)
         return await self.service.cancel(partition, request_id, caller.user.key)
 
-    async def _cancel(self, view: RequestView) -> RequestRecord:
-        return await self.service.cancel(view.partition, view.record.request_id, view.caller.user.key)
+    def _cancel_left(self, view: RequestView) -> None:
+        """Cancels a request whose sender has left."""
+        user = view.caller.user.key
+        self.in_background(self.service.cancel(view.partition, view.record.request_id, user))
 
     def _leaving_cancels(self, view: RequestView) -> bool:
         if view.record.client.get("background"):  # as it was asked for

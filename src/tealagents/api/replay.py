@@ -51,7 +51,7 @@ async def recorded(exchange: Exchange, stretch: Stretch) -> AsyncGenerator[Seque
         yield [Recorded(n, event) for n, event in enumerate(await _events(exchange, stretch), 1)]
         return
     last, end = stretch.after, stretch.pause
-    async with aclosing(exchange.followed(replace(stretch.view, after=last))) as events:
+    async with aclosing(exchange.follow_unbroken(replace(stretch.view, after=last))) as events:
         async for batch in events:
             kept: list[Recorded] = []
             for each in batch:

@@ -139,7 +139,7 @@ async def settled(exchange: Exchange, view: RequestView, receive: Receive | None
     """The request once it has ended or paused, as `Exchange.outcome`, wherever it runs. `Draining`."""
     record = await exchange.outcome(view, receive)
     while record.status in ("Running", "Queued"):  # a pause may have been decided before this reads it
-        async for _ in exchange.followed(view):
+        async for _ in exchange.follow_unbroken(view):
             pass
         # without its task, which may be gone by now (`unstored`)
         record = (await exchange.records.request(view.partition, record.task_id, record.request_id)).value
@@ -153,7 +153,7 @@ async def begun(exchange: Exchange, view: RequestView, receive: Receive) -> Requ
     partition, request_id = view.partition, view.record.request_id
     with exchange.ended_by_leaving(view, receive):
         if (record := await exchange.service.when_begun(partition, request_id)) is None:
-            async with aclosing(exchange.followed(replace(view, after=1))) as events:
+            async with aclosing(exchange.follow_unbroken(replace(view, after=1))) as events:
                 await anext(events, None)  # elsewhere no event says that it has begun
             record = (await exchange.tasks.request(partition, request_id)).value
     return replace(view, record=record)
@@ -164,7 +164,7 @@ async def to_the_end(exchange: Exchange, view: RequestView) -> AsyncGenerator[Se
     last: Event | None = Paused(None)
     while isinstance(last, Paused):
         last = None
-        async with aclosing(exchange.followed(view)) as events:
+        async with aclosing(exchange.follow_unbroken(view)) as events:
             async for batch in events:
                 yield batch
                 last, view = batch[-1].event, replace(view, after=batch[-1].id)

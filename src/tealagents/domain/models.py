@@ -16,6 +16,7 @@ TOOL_SEPARATOR = "-"
 Role = Literal["user", "assistant", "tool"]
 Status = Literal["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"]
 Action = Literal["approve", "reject"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "refusal"]
 ENDED: frozenset[Status] = frozenset({"Completed", "Failed", "Canceled"})
 
 #: the longest `Message.native` that is kept, in characters
@@ -256,7 +257,7 @@ class RequestEnd(Struct, frozen=True, kw_only=True, tag="end", omit_defaults=Tru
     #: this request's response at the model service (remote threads)
     remote_id: str | None = None
     #: of a completed request: why the model stopped; None if it finished its answer
-    finish_reason: "FinishReason | None" = None
+    finish_reason: FinishReason | None = None
 
 
 class MessageBody(Struct, frozen=True, tag="message", omit_defaults=True):
@@ -431,9 +432,6 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.running is None and self.pending is None and not self.queue
 
 
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "refusal"]
-
-
 class Outcome(Struct, frozen=True):
     """What a request has produced: its answer, or the partial answer of one that has not completed."""
 
@@ -592,7 +590,7 @@ class RequestRecord(PerRequest, frozen=True, kw_only=True, omit_defaults=True):
         return self.ended_at or self.resumed_at or self.started_at or self.created_at
 
     @property
-    def outcome(self) -> "Outcome":
+    def outcome(self) -> Outcome:
         """What the request has produced."""
         done = (self.output, self.usage, self.extra_data, self.finish_reason, self.source)
         return Outcome(*done, self.ended_at)

@@ -9,7 +9,7 @@ from typing import Final, get_args
 from tealagents.domain.events import Recorded, Terminal
 
 #: a set, because `isinstance` is slow to return False for msgspec classes
-_ENDINGS: Final = frozenset(get_args(Terminal))
+_TERMINAL: Final = frozenset(get_args(Terminal))
 #: events per batch for a follower: encoding a batch blocks all other requests
 MOST_AT_ONCE = 1000
 
@@ -55,14 +55,14 @@ class EventBuffer:
                 fresh = self._events[start : start + MOST_AT_ONCE]
                 after, seen = fresh[-1].id, start + len(fresh)
                 yield fresh
-                if type(fresh[-1].event) in _ENDINGS:
+                if type(fresh[-1].event) in _TERMINAL:
                     return
                 if len(fresh) == MOST_AT_ONCE:
                     await asyncio.sleep(0)
             elif self.closed:
                 if self._error is not None:
                     raise self._error
-                if self._events and type(self._events[-1].event) in _ENDINGS:
+                if self._events and type(self._events[-1].event) in _TERMINAL:
                     yield self._events[-1:]  # `after` is beyond the last event
                 return
             else:

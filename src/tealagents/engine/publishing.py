@@ -79,8 +79,8 @@ class Publisher(EventBuffer):
 
     async def flush(self, persist: Persist) -> list[Recorded]:
         """Writes the log up to the last few events and returns those, to be stored with the request's end."""
-        if (writer := self.stop()) is not None:
-            await asyncio.wait([writer])
+        if (writing := self.stop()) is not None:
+            await asyncio.wait([writing])
         while unwritten := self._unwritten():
             batch, fits = first_batch(unwritten)
             if fits and batch[-1].id == self.last_id:
@@ -94,10 +94,10 @@ class Publisher(EventBuffer):
     def stop(self) -> asyncio.Task[None] | None:
         """Stops the background task; returns it if it is still writing a batch."""
         # dropped: its traceback refers to this publisher, which would live until a full garbage collection
-        writer, self._writing_behind = self._writing_behind, None
-        if writer is None or not self._gathering:
-            return writer
-        writer.cancel()
+        writing, self._writing_behind = self._writing_behind, None
+        if writing is None or not self._gathering:
+            return writing
+        writing.cancel()
         return None
 
     def _unwritten(self) -> list[Recorded]:

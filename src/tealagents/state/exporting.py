@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Json, MessageBody
 from tealagents.state.document_paths import Shortening
-from tealagents.state.history import Logged, whole
+from tealagents.state.history import Logged, whole_log
 from tealagents.state.task_document import FORMAT, ExportedEntry
 from tealagents.state.tasks import Tasks
 
@@ -26,7 +26,7 @@ async def export(tasks: Tasks, partition: str, task_id: str) -> Json:
         )
     entries = []
     order: dict[str, None] = {}
-    async for logged in tasks.history.forwards(partition, task_id, whole(head.tail_seq)):
+    async for logged in tasks.history.forwards(partition, task_id, whole_log(head.tail_seq)):
         entries.append(msgspec.to_builtins(_exported(logged)))
         if logged.entry.request_id:
             order.setdefault(logged.entry.request_id)

@@ -183,7 +183,7 @@ class History:
         """A page of the whole task's steps, oldest first, as `messages` makes pages."""
         found: list[Step] = []
         last = size = 0
-        async for logged in self.forwards(partition, task_id, whole(tail), after):
+        async for logged in self.forwards(partition, task_id, whole_log(tail), after):
             if isinstance(logged.body, StepBody):
                 size += logged.size
                 if len(found) == limit or (found and size > PAGE_BYTES):
@@ -197,7 +197,7 @@ class History:
     ) -> tuple[list[Entry], int | None]:
         """A page of the audit, oldest first."""
         found: list[Entry] = []
-        async for logged in self.forwards(partition, task_id, whole(tail), after):
+        async for logged in self.forwards(partition, task_id, whole_log(tail), after):
             if len(found) == limit:
                 return found, found[-1].seq
             found.append(logged.entry)
@@ -212,7 +212,7 @@ class History:
         """
         found: list[RequestEnd] = []
         last = looked = 0
-        async for logged in self.backwards(partition, task_id, whole(tail), request_start):
+        async for logged in self.backwards(partition, task_id, whole_log(tail), request_start):
             if not isinstance(logged.body, RequestEnd):
                 continue
             completed = logged.body.status == "Completed"
@@ -346,7 +346,7 @@ def request_start(logged: Logged) -> int | None:
     return logged.body.first_seq if isinstance(logged.body, RequestEnd) else None
 
 
-def whole(tail: int) -> Path:
+def whole_log(tail: int) -> Path:
     """The path over all entries of a log whose last number is `tail`."""
     return ((1, tail),) if tail else ()
 

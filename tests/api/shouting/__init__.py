@@ -71,7 +71,7 @@ class Shouter:
         if not heard.isdecimal():
             raise InvalidRequest("Last-Event-ID", "must be a number")
         view = await self._exchange.request(caller, ids.canonical(request.path_params["id"], "id"))
-        rest = self._exchange.replay(view, after=int(heard))
+        rest = self._exchange.rest(view, after=int(heard))
         return Response(status_code=204) if rest is None else self._aloud(rest)
 
     async def verdict(self, request: Request) -> Response:

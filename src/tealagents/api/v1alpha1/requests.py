@@ -71,7 +71,7 @@ async def get_request(request: Request, request_id: RequestId) -> Response:
 )
 async def follow_request(request: Request, request_id: RequestId) -> Response:
     exchange, caller, name = await identified(request, "request_id")
-    view = exchange.replay(await exchange.request(caller, name), after=_position(request))
+    view = exchange.rest(await exchange.request(caller, name), after=_position(request))
     return stream(exchange, view, {}) if view is not None else Response(status_code=204)
 
 
