@@ -298,6 +298,30 @@ async def test_a_node_whose_successor_not_all_have_heard_of() -> None:
             assert (await store.read(partition, ["key"]))[0] is not None
 
 
+async def test_a_node_that_restarts_empty_after_it_was_replaced() -> None:
+    """It knows no other node, so the others are asked, and what it does not know is not believed."""
+    with running(RedisCluster) as cluster:
+        source, target, _ = sorted(cluster.nodes, key=lambda node: node.port)
+        partition = next(p for p in map(str, range(1000)) if slot_owner(cluster, p) is source)
+        async with store_of(source.url) as store, store.watch(partition, "topic") as watch:
+            await store.commit(partition, put("key", b"1"))
+            move = Move(key_slot(partition.encode()), source, target)
+            move.begin()
+            move.carry()
+            move.hand_over(target)
+            source.kill()
+            (source.directory / "nodes.conf").unlink()
+            source.restart()
+            assert await watch.wait(MISSING)
+            await notify(store, partition, "topic")
+            assert (await store.read(partition, ["key"]))[0] is not None
+            assert await watch.wait(MISSING)
+
+
+def slot_owner(cluster: RedisCluster, partition: str) -> ClusterNode:
+    return owner_and_another(cluster, partition)[0]
+
+
 def owner_and_another(cluster: RedisCluster, partition: str) -> tuple[ClusterNode, ClusterNode]:
     number = next(n for n, end in enumerate((5461, 10923, 16384)) if key_slot(partition.encode()) < end)
     return cluster.nodes[number], cluster.nodes[(number + 1) % 3]

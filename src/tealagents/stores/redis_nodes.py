@@ -18,6 +18,7 @@ from redis.exceptions import (
     AskError,
     AuthenticationError,
     BusyLoadingError,
+    ClusterDownError,
     MasterDownError,
     MovedError,
     NoPermissionError,
@@ -102,7 +103,7 @@ class Nodes:
         """
         packed = pack(*command)
         address, asking = self.node_of(slot), False
-        moves = 0
+        moves, failed = 0, set[Address]()
         for _ in range(REDIRECTIONS):
             try:
                 return await self._send(address, packed, asking)
@@ -112,9 +113,10 @@ class Nodes:
                     await asyncio.sleep(self._command_timeout / REDIRECTIONS)
                 address, asking = await self._moved(moved, address), False
             except NodeUnreachable as error:
-                successor = await self._successor(slot, address)
+                successor = None if address in failed else await self._successor(slot, address)
                 if successor is None:
                     raise self._unavailable(error) from None
+                failed.add(address)
                 address, asking = successor, False
             except ResponseError as error:
                 if raw_errors or isinstance(error, NoScriptError):
@@ -202,6 +204,8 @@ class Nodes:
         except (ResponseError, BusyLoadingError, AuthenticationError) as error:
             if not _is_no_master(error):
                 pool.give_back(connection)
+                if isinstance(error, ClusterDownError):  # perhaps it alone: it restarted empty
+                    raise NodeUnreachable(reason(error)) from None
                 raise
             await pool.drop(connection)
             raise await self._demoted(pool, error) from None
@@ -303,8 +307,10 @@ class Nodes:
         return None
 
     async def _learn(self, address: Address) -> None:
-        """Reads the map of slots from a node."""
+        """Reads the map of slots from a node, unless it has none, as after a restart without its data."""
         ranges = await self._send(address, _CLUSTER_SLOTS)
+        if not ranges:
+            raise NodeUnreachable("it knows no node of its cluster that serves slots")
         self._slot_map = {
             slot: ((host or b"").decode() or address[0], port)
             for first, last, (host, port, *_), *_ in ranges
@@ -317,7 +323,7 @@ class ConnectionBroke(Unknown):
 
 
 class NodeUnreachable(Exception):
-    """A node could not be connected to: nothing was sent."""
+    """A node could not be connected to, or knows no node that serves the slot: nothing has run."""
 
 
 _NO_ANSWER: Final = (PersistenceUnavailable, Unknown, NodeUnreachable, ResponseError)
