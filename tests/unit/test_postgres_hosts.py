@@ -6,7 +6,10 @@ import asyncpg
 import pytest
 from asyncpg.exceptions import (
     CannotConnectNowError,
+    ConnectionDoesNotExistError,
+    CrashShutdownError,
     InvalidPasswordError,
+    ProtocolViolationError,
     TargetServerAttributeNotMatched,
 )
 
@@ -46,7 +49,15 @@ def hosts_of(dsn: str) -> Hosts:
 
 @pytest.mark.parametrize(
     "fault",
-    [TimeoutError(), ConnectionRefusedError(), CannotConnectNowError(), TargetServerAttributeNotMatched()],
+    [
+        TimeoutError(),
+        ConnectionRefusedError(),
+        CannotConnectNowError(),
+        CrashShutdownError(),
+        TargetServerAttributeNotMatched(),
+        ConnectionDoesNotExistError(),  # of a proxy that has no server and closes the connection
+        ProtocolViolationError("server login has been failing"),  # of a pgbouncer that has none
+    ],
 )
 async def test_a_host_that_cannot_be_used_is_passed_over_and_comes_last_from_then_on(
     servers: Servers, fault: Exception

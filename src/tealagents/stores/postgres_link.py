@@ -21,9 +21,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import asyncpg
 from asyncpg.exceptions import (
-    CannotConnectNowError,
     InterfaceError,
     InternalClientError,
+    OperatorInterventionError,
+    PostgresConnectionError,
     PostgresError,
     TargetServerAttributeNotMatched,
 )
@@ -58,6 +59,14 @@ _TIMEOUTS: Final = {"timeout": 4 * ANSWER_SECONDS, "command_timeout": ANSWER_SEC
 #: just been closed, which uvloop refuses with RuntimeError
 LOST: Final = (InterfaceError, InternalClientError, OSError, TimeoutError, RuntimeError)
 
+#: failures of one host only: also of a proxy that stands for it, and cannot reach it
+_NOT_HERE: Final = (
+    OSError,
+    OperatorInterventionError,
+    PostgresConnectionError,
+    TargetServerAttributeNotMatched,
+)
+
 #: sends payloads, each to the channel that follows from it (`notify` in postgres.sql)
 Send = Callable[[str, Sequence[str]], Awaitable[object]]
 
@@ -87,7 +96,7 @@ class Hosts:
                 try:
                     own = {**arguments, "dsn": dsns[number], "timeout": share}
                     connection: asyncpg.Connection[Any] = await asyncpg.connect(**own)
-                except (OSError, CannotConnectNowError, TargetServerAttributeNotMatched) as error:
+                except _NOT_HERE as error:
                     failed.append(error)
                 else:
                     self._last = number
