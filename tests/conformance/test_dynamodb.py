@@ -427,13 +427,14 @@ def canceled(*reasons: str) -> Answer:
 async def test_a_busy_service_is_asked_again(
     commit: Commit, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the service says that it did nothing for now, the commit is sent again, and not for ever."""
+    """Where the service says that it did nothing for now, the commit is sent again, and not for ever: then
+    the caller is told why, as only a conflict ends by itself."""
     monkeypatch.setattr("tealagents.stores.dynamodb_service.PAUSE", 0.001)
     async with answering(answer, answer) as (url, asked), store_of(url) as store:
         await store.commit("p", commit)
         assert len([name for name in asked if name in ("PutItem", "TransactWriteItems")]) == 3
     async with answering(*[answer] * 20) as (url, _), store_of(url) as store:
-        with pytest.raises(PersistenceUnavailable, match="other transactions conflicted with a commit"):
+        with pytest.raises(PersistenceUnavailable, match=f"a commit was refused 8 times: {answer[1]}"):
             await store.commit("p", commit)
 
 

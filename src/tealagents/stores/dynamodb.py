@@ -68,8 +68,8 @@ Item = Mapping[str, Any]
 _WHOLE: Final[Mapping[str, str]] = {}
 _WITHOUT_VALUE: Final[Mapping[str, str]] = {"ProjectionExpression": "k, v, e, n"}
 
-#: the outcome of a write: the keys whose conditions failed; `busy`: nothing was written, it can be retried
-_Outcome = list[str] | Literal["done", "busy"]
+#: the outcome of a write: the keys whose conditions failed, if any; or why nothing was written for now
+_Outcome = list[str] | str
 
 
 def _table(name: str) -> str:
@@ -287,12 +287,13 @@ class DynamoStore(BaseStore):
         in_chunks: dict[str, _Chunked] = {}
         for attempt in range(1, ATTEMPTS + 1):
             outcome = await self._write(self._actions(partition, commit, in_chunks))
-            if outcome == "done":
+            if not outcome:
                 return
-            if outcome != "busy":
+            if isinstance(outcome, list):
                 in_chunks = await self._what_is_there(partition, commit, outcome)
+                outcome = "its records have changed meanwhile"
             await pause(attempt)
-        raise self.unavailable(f"other transactions conflicted with a commit {ATTEMPTS} times")
+        raise self.unavailable(f"a commit was refused {ATTEMPTS} times: {outcome}")
 
     def _actions(self, partition: str, commit: Commit, in_chunks: Mapping[str, _Chunked]) -> "list[_Action]":
         """The actions of a commit, with their conditions; records not in `in_chunks` must have no chunks."""
@@ -327,13 +328,13 @@ class DynamoStore(BaseStore):
             if failed := [action.key for action, code in each if code.startswith("ConditionalCheckFailed")]:
                 return failed
             if not BUSY.isdisjoint(reasons):
-                return "busy"
+                return reason(error)
             if may_have_run(error):
                 raise Unknown(reason(error)) from None
             raise self._refusal(error) from None
-        return "done"
+        return []
 
-    def _refusal(self, error: BotoCoreError | ClientError) -> PersistenceUnavailable:
+    def _refusal(self, error: Exception) -> PersistenceUnavailable:
         if is_about_credentials(error):
             return self.denied(
                 reason(error),
