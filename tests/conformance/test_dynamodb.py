@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -546,6 +547,7 @@ async def test_refused_credentials_are_reported_with_what_to_correct(code: str) 
         ({}, "Unable to locate credentials"),
         ({"AWS_ACCESS_KEY_ID": "testing"}, "Partial credentials found in env"),
         ({"AWS_PROFILE": "nowhere"}, "The config profile .nowhere. could not be found"),
+        ({"AWS_ROLE_ARN": "arn:aws:iam::1:role/a", "AWS_WEB_IDENTITY_TOKEN_FILE": "/none"}, "No such file"),
     ],
 )
 async def test_missing_credentials_are_reported_with_what_to_set(
@@ -563,6 +565,36 @@ async def test_missing_credentials_are_reported_with_what_to_set(
             await store_of(url).open()
     assert not asked
     assert "is running" not in str(failed.value)
+
+
+async def test_credentials_that_cannot_be_renewed_are_reported_until_they_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a machine's role, which soon expire: nothing was sent, and nothing has to be restarted."""
+    given = {"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "SessionToken": "c"}
+    soon, past = (
+        json.dumps({**given, "Expiration": f"{datetime.now(UTC) + timedelta(minutes=minutes):%Y-%m-%dT%XZ}"})
+        for minutes in (5, -5)
+    )
+    (program := tmp_path / "give").symlink_to("/bin/cat")
+    (config := tmp_path / "config").write_text(f"[default]\ncredential_process={program} {tmp_path}/given\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    (tmp_path / "given").write_text(soon)
+    async with answering() as (url, asked), store_of(url) as store:
+        asked.clear()
+        (tmp_path / "given").write_text(past)
+        with pytest.raises(AccessDenied, match=r"still expired.*AWS_ACCESS_KEY_ID"):
+            await store.read("p", ["a"])
+        program.unlink()
+        with pytest.raises(AccessDenied, match=r"No such file.*AWS_ACCESS_KEY_ID"):
+            await store.commit("p", ONE)
+        assert not asked
+        program.symlink_to("/bin/cat")
+        (tmp_path / "given").write_text(soon)
+        await store.commit("p", ONE)
 
 
 @pytest.mark.usefixtures("credentials")

@@ -26,7 +26,7 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 from pydantic import AfterValidator, Field
 
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown

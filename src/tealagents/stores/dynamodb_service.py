@@ -76,7 +76,8 @@ BUSY: Final = frozenset(
     }
 )
 
-#: errors of a service that does not accept the credentials, and of the library, which finds none
+#: errors of a service that does not accept the credentials, and of the library, which finds none: the last
+#: two where the program or the file that should give new ones is missing, or gives expired ones
 _NOT_ACCEPTED: Final = frozenset(
     {
         "ExpiredTokenException",
@@ -94,6 +95,8 @@ _NOT_FOUND: Final = (
     ProfileNotFound,
     SSOError,
     TokenRetrievalError,
+    OSError,
+    RuntimeError,
 )
 
 #: causes of a connection error that mean that nothing was sent
@@ -113,7 +116,7 @@ class DynamoService:
         self,
         table: str,
         unavailable: Callable[[object], PersistenceUnavailable],
-        refusal: Callable[[BotoCoreError | ClientError], PersistenceUnavailable],
+        refusal: Callable[[Exception], PersistenceUnavailable],
         *,
         region: str | None,
         endpoint: str | None,
@@ -149,7 +152,7 @@ class DynamoService:
             raise StoreConfigError(f"dynamodb://{self._table}: say where it is, with ?region=…") from None
         except ValueError as error:  # of a region, or a host that no DNS has, such as `dynamodb_local`
             raise StoreConfigError(f"dynamodb://{self._table}: {str(error).rstrip('.')}.") from None
-        except BotoCoreError as error:
+        except (BotoCoreError, *_NOT_FOUND) as error:
             raise self._refusal(error) from None
 
     async def close(self) -> None:
@@ -195,7 +198,7 @@ class DynamoService:
             raise Unknown(reason(error)) from None
         except (HTTPClientError, ResponseParserError) as error:
             raise Unknown(reason(error)) from None
-        except BotoCoreError as error:  # no credentials, …: before anything was sent
+        except (BotoCoreError, *_NOT_FOUND) as error:  # before anything was sent
             raise self._refusal(error) from None
         self.clock.observe(before, reply["ResponseMetadata"]["HTTPHeaders"].get("date"))
         return reply
@@ -342,7 +345,7 @@ def codes(error: ClientError) -> list[str]:
     return [code]
 
 
-def is_about_credentials(error: BotoCoreError | ClientError) -> bool:
+def is_about_credentials(error: Exception) -> bool:
     """Whether the service does not accept the credentials, or there are none to sign the call with."""
     if isinstance(error, ClientError):
         return not _NOT_ACCEPTED.isdisjoint(codes(error))
