@@ -12,6 +12,7 @@ from unittest.mock import ANY
 
 import pytest
 from msgspec.structs import replace
+from redis.asyncio.connection import Connection
 
 from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
@@ -19,7 +20,7 @@ from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record, Store
 from tealagents.state.inventory import Inventory
 from tealagents.state.records import RecordStore
-from tealagents.stores import StoreConfigError, redis
+from tealagents.stores import StoreConfigError, redis, redis_nodes
 from tealagents.stores import plain_store as store_of
 from tealagents.stores.base import AccessDenied
 from tealagents.stores.redis_nodes import Nodes
@@ -95,6 +96,26 @@ async def test_a_server_that_evicts_is_refused(server: RedisServer, policy: str)
     """A server that would throw records away when its memory is full is refused, with what to do about it."""
     server.ask("CONFIG", "SET", "maxmemory-policy", policy)
     with pytest.raises(StoreConfigError, match=f"{policy}.*CONFIG SET maxmemory-policy noeviction"):
+        await store_of(server.url).open()
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [("5.0.7", True), ("6.0.16", True), ("6.2.0", False), ("10.0.1", False), ("unstable", False)],
+)
+async def test_a_server_that_is_too_old_is_refused(
+    server: RedisServer, version: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lacks an option of a command, and a commit that uses it would be made in part."""
+
+    async def info(connection: Connection) -> dict[str, str]:
+        return {"redis_version": version, "maxmemory_policy": "noeviction"}
+
+    monkeypatch.setattr(redis_nodes, "_info", info)
+    if not refused:
+        async with store_of(server.url):
+            return
+    with pytest.raises(StoreConfigError, match=f"has the version {version}: use 6.2 or a later one"):
         await store_of(server.url).open()
 
 

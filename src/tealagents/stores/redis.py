@@ -52,6 +52,9 @@ PAGE: Final = 500
 #: how often a scan in two round trips is repeated because records came or went in between
 LOOKS: Final = 20
 
+#: the oldest version of the server that has all commands of the scripts
+OLDEST: Final = (6, 2)
+
 #: credentials, host, port, and the number of a database
 _PLACE = re.compile(r"([^@]*@)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?[0-9]*", re.ASCII)
 
@@ -246,6 +249,7 @@ class RedisStore(BaseStore):
             for node, info in (await self._nodes.survey()).items():
                 clustered = self._nodes.clustered
                 where = "{}:{}".format(*node) if clustered else self.where
+                _check_version(where, info.get("redis_version", ""))
                 rights = _scripts()["rights"].text
                 await self._nodes.ask(node, "EVAL", rights, 0, self.options.prefix, int(clustered))
                 _check_eviction(where, info.get("maxmemory_policy"))
@@ -314,6 +318,13 @@ class RedisStore(BaseStore):
         # what stands there alone may be meant as the password
         user = f"the user {unquote(login.username)}" if login.username and login.password else "the user"
         return f"Correct {user} or its password in {form}."
+
+
+def _check_version(where: str, version: str) -> None:
+    """An older server refuses PXAT, in the middle of a commit."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
+        raise StoreConfigError(f"redis at {where} has the version {version}: use 6.2 or a later one.")
 
 
 def _check_eviction(where: str, policy: str | None) -> None:
