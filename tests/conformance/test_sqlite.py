@@ -304,6 +304,19 @@ async def test_a_file_that_is_gone(store: Store, file: Path) -> None:
     await put(store, "p", {"a": b"3"})
 
 
+async def test_a_log_that_is_gone(file: Path) -> None:
+    """Nothing more is written into it; what it holds is in the file once the store is closed."""
+    async with plain_store(f"sqlite:///{file}") as store:
+        await put(store, "p", {"a": b"1"})
+        Path(f"{file}-wal").unlink()
+        unsynced = store.commit("p", commit(put={"b": b"2"}, unsynced=True))
+        for attempt in (store.ping(), put(store, "p", {"b": b"2"}), unsynced):
+            with pytest.raises(PersistenceUnavailable, match=r"its log is gone .*-wal"):
+                await attempt
+    async with plain_store(f"sqlite:///{file}") as store:
+        assert await values(store, "p", ["a", "b"]) == [b"1", None]
+
+
 async def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     """A path that cannot be made is unavailable, with the system's reason."""
     (tmp_path / "file").write_text("")

@@ -122,11 +122,12 @@ class SqliteStore(BaseStore):
 
     async def open(self) -> None:
         writing, scanning, self._at_hand = await self._in_thread(self._connect_all)
-        self._file = self._path.stat()
+        self._files = self._identities()
         self._writer = ConnectionThread(writing, self._in_one_transaction)
         self._scanner = ConnectionThread(scanning, one_by_one)
 
     async def close(self) -> None:
+        self._files.clear()  # the last connection deletes the log
         await self._writer.close()  # first: deletions by canceled callers have to be erased from the log, too
         self._watches.close()
         await self._erase_before_closing()
@@ -174,7 +175,7 @@ class SqliteStore(BaseStore):
     async def commit(self, partition: str, commit: Commit) -> None:
         """See `Store.commit`. Once it is queued, it is carried out even if the caller is canceled."""
         check_commit(partition, commit)
-        self._check_file()
+        self._check_files()
 
         def write(connection: sqlite3.Connection) -> None:
             self._write(connection, partition, commit)
@@ -194,17 +195,24 @@ class SqliteStore(BaseStore):
             raise self._refused(error) from error
 
     async def answer(self) -> None:
-        self._check_file()
+        self._check_files()
         await self._rows(self._sql["schema_number"], ())
 
-    def _check_file(self) -> None:
-        """`PersistenceUnavailable` if the file was deleted or replaced: writes would be lost."""
-        try:
-            found = os.stat(self._path)
-        except OSError as error:
-            raise self.unavailable(f"its file is gone ({error.strerror})") from None
-        if not os.path.samestat(found, self._file):
-            raise self.unavailable("its file was replaced by another; restart the service to open that")
+    def _identities(self) -> list[tuple[str, Path, os.stat_result]]:
+        """The file and its log, which is there while a connection is open."""
+        log_file = Path(f"{os.path.realpath(self._path)}-wal")
+        return [(name, path, path.stat()) for name, path in (("file", self._path), ("log", log_file))]
+
+    def _check_files(self) -> None:
+        """`PersistenceUnavailable` if the file or its log was deleted or replaced: writes would be lost."""
+        for name, path, opened in self._files:
+            try:
+                found = os.stat(path)
+            except OSError as error:
+                raise self.unavailable(f"its {name} is gone ({error.strerror}): {path}") from None
+            if not os.path.samestat(found, opened):
+                advice = "restart the service to open that"
+                raise self.unavailable(f"its {name} was replaced by another; {advice}")
 
     # --- erasing what was deleted -----------------------------------------------------------------
 
