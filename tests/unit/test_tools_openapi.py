@@ -1235,13 +1235,16 @@ async def test_as_many_redirects_are_followed_as_the_error_says(tmp_path: Path) 
                 await tools["Library-a"].call(Context(), {"left": 6})
 
 
-async def test_redirects_stay_within_the_origin(tmp_path: Path, server: str) -> None:
-    """A redirect within the origin is followed, one to elsewhere or in circles is not."""
+async def test_redirects_stay_within_the_base(tmp_path: Path, server: str) -> None:
+    """A redirect within the server's base is followed; one out of it, to elsewhere or in circles is not."""
     async with opened(tmp_path, library.document(), server) as tools:
         seen = await sent(tools, "answer", kind="near")
         assert (seen["path"], seen["query"]) == ("/v1/books", "limit=1")
         with pytest.raises(ToolFailed, match=r"redirected to http://127\.0\.0\.1:1/stolen: not followed"):
             await sent(tools, "postAnswer", kind="far")
+        for kind in ("out", "dots"):
+            with pytest.raises(ToolFailed, match=r"/v2/books: not followed"):
+                await sent(tools, "answer", kind=kind)
         with pytest.raises(ToolFailed, match="redirected more than"):
             await sent(tools, "answer", kind="circle")
 

@@ -1,7 +1,7 @@
 """OpenAPI plugins: each operation of a service's document is a tool.
 
 Requests go to the plugin's `server_url` and nowhere else: neither the document nor an argument can name
-another host, redirects to other origins are not followed, cookies are not kept (they would be one user's on
+another host, redirects out of it are not followed, cookies are not kept (they would be one user's on
 another's request).
 """
 
@@ -155,9 +155,8 @@ class OpenAPIPlugin:
             url = httpx2.URL(self._url + request.target)
         except httpx2.InvalidURL as error:
             raise ToolFailed(f"{operation} cannot be called: {error}. Nothing was done.") from error
-        same_origin = (url.scheme, url.userinfo, url.netloc) == (base.scheme, base.userinfo, base.netloc)
-        within = url.path.startswith(base.path.rstrip("/") + "/") and not leaves_base(request.target)
-        if not (same_origin and within):
+        same_userinfo = url.userinfo == base.userinfo
+        if not (same_userinfo and _is_within(base, url) and not leaves_base(request.target)):
             raise ToolFailed(f"{operation} cannot be called: its path would leave {shown(self._url)}.")
         return url
 
@@ -187,7 +186,7 @@ class OpenAPIPlugin:
             )
             if not _is_redirect(answer):
                 return _answer_text(answer, url, operation)
-            url = _next(url, answer, operation)
+            url = _next(httpx2.URL(self._url), url, answer, operation)
         raise ToolFailed(f"{operation} was redirected more than {MAX_REDIRECTS} times.")
 
 
@@ -244,16 +243,22 @@ def _is_redirect(answer: Fetched) -> bool:
     return answer.status in (301, 302, 303, 307, 308) and "location" in answer.headers
 
 
-def _next(url: httpx2.URL, answer: Fetched, operation: ApiOperation) -> httpx2.URL:
-    """The target of a redirect within the origin. `ToolFailed` for any other."""
+def _is_within(base: httpx2.URL, url: httpx2.URL) -> bool:
+    """Whether a URL has the origin of a base and lies below its path."""
+    same_origin = (url.scheme, url.host, url.port) == (base.scheme, base.host, base.port)
+    below = url.path.startswith(base.path.rstrip("/") + "/")
+    return same_origin and below and not leaves_base(url.raw_path.decode())
+
+
+def _next(base: httpx2.URL, url: httpx2.URL, answer: Fetched, operation: ApiOperation) -> httpx2.URL:
+    """The target of a redirect that stays within the server's base. `ToolFailed` for any other."""
     location = answer.headers["location"]
     try:
         target = url.join(location)
     except httpx2.InvalidURL:
         raise ToolFailed(f"{operation} was redirected to what is not a URL: not followed.") from None
-    same_origin = (target.scheme, target.host, target.port) == (url.scheme, url.host, url.port)
     keeps_method = operation.method in ("GET", "HEAD") or answer.status in (307, 308)
-    if keeps_method and same_origin and not target.userinfo:
+    if keeps_method and _is_within(base, target) and not target.userinfo:
         return target
     where = f"{operation} was redirected to {shown(str(target))}: not followed."
     if keeps_method:
