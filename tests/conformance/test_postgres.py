@@ -4,10 +4,11 @@ import asyncio
 import datetime
 import gc
 import ipaddress
+import math
 import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, nullcontext, suppress
 from pathlib import Path
 
 import asyncpg
@@ -26,23 +27,29 @@ from tealagents.stores.base import AccessDenied
 from tealagents.stores.postgres import SWEEP_RECORDS, PostgresStore
 from tealagents.stores.postgres_link import Hosts
 from tealagents.stores.sql import statements
+from tealagents.testing.clock import advance, overdue
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import PostgresServer
 from tealagents.testing.store_links import LinkContract
-from tealagents.testing.store_steps import OpenStore, erase_expired, found_again, lost_reply
+from tealagents.testing.store_steps import OpenStore, erase_expired, found_again, lost_reply, ticks
 from tealagents.testing.stores import StoreContract
 from tealagents.testing.waits import eventually
 
 PAGE = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
+#: seconds for an answer or a connection, which no busy machine takes: a test that needs them moves time
+PATIENCE = 600
+PATIENT = f"&command_timeout={PATIENCE}&connect_timeout={PATIENCE}"
 
 
+@pytest.mark.usefixtures("patient_link")
 class TestPostgres(StoreContract):
     @pytest.fixture
     def open_store(self, postgres_server: PostgresServer) -> OpenStore:
         return lambda: store_of(f"{postgres_server.url}?schema=contract")
 
 
+@pytest.mark.usefixtures("patient_link")
 class TestWithoutPreparedStatements(StoreContract):
     """As through a pgbouncer that does not keep them."""
 
@@ -300,16 +307,15 @@ async def test_a_statement_that_no_one_waits_for_is_canceled(
 ) -> None:
     """However long something locks the tables, the server has no more processes than the pool connections."""
     monkeypatch.setattr("tealagents.stores.postgres.CANCEL_SECONDS", 60)
-    async with store_of(postgres_url):
-        pass  # its tables are made without haste
-    seconds = 600 if ends == "canceled" else 1
-    async with store_of(f"{postgres_url}&command_timeout={seconds}") as store, sql.transaction():
+    async with store_of(postgres_url + PATIENT) as store, sql.transaction():
         await sql.execute(f"LOCK TABLE {schema_of(postgres_url)}.records IN ACCESS EXCLUSIVE MODE")
         asked = store.commit("p", put("key", b"1")) if ends == "commit" else store.read("p", ["key"])
         waiting = asyncio.create_task(asked)
+        await blocked(sql)
         if ends == "canceled":
-            await blocked(sql)
             waiting.cancel()
+        else:
+            advance(asyncio.get_running_loop(), PATIENCE)
         with pytest.raises((Unknown, PersistenceUnavailable, asyncio.CancelledError)):
             await waiting
         locks = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
@@ -425,8 +431,13 @@ async def test_a_host_that_says_nothing_does_not_keep_a_process_from_the_next(
         silent.faults = Faults(blackhole=True)
         hosts = f"{silent.host}:{silent.port},{postgres_server.host}:{postgres_server.port}"
         url = postgres_url.replace(f"{postgres_server.host}:{postgres_server.port}", hosts)
-        async with store_of(f"{url}&connect_timeout=4") as store, store.watch("p", "topic") as watch:
+        async with AsyncExitStack() as stack:
+            opening = asyncio.create_task(stack.enter_async_context(store_of(url + PATIENT)))
+            await eventually(lambda: silent.connections)
+            advance(asyncio.get_running_loop(), PATIENCE / 2)
+            store = await opening
             assert isinstance(store, PostgresStore)
+            watch = await stack.enter_async_context(store.watch("p", "topic"))
             await eventually(lambda: store._watches.live)
             await other.commit("p", Commit(operation=operation_id(), put={"key": Put(b"")}, notify={"topic"}))
             assert await watch.wait(30)
@@ -725,28 +736,32 @@ async def test_a_notification_waits_for_a_connection_as_long_as_other_statements
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the pool is busy it comes late, and is not given up."""
-    monkeypatch.setattr(postgres, "ANSWER_SECONDS", 1.0)
-    async with store_of(postgres_url + "&pool=1") as store:
+    monkeypatch.setattr(postgres, "ANSWER_SECONDS", 60.0)
+    async with store_of(f"{postgres_url}{PATIENT}&pool=1") as store:
         assert isinstance(store, PostgresStore)
         only = await store._pool.borrow()
         notifying = asyncio.create_task(store._notify("tealagents_test_", ["00payload"]))
-        await asyncio.sleep(1.5)
+        await ticks(3)
+        advance(asyncio.get_running_loop(), 61)
+        await ticks(3)
         store._pool.give_back(only)
         await notifying
 
 
 async def test_of_idle_connections_that_have_gone_mute_only_the_first_costs_a_timeout(
-    postgres_server: PostgresServer, postgres_url: str
+    postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was idle beside the one that did not answer is not tried."""
+    monkeypatch.setattr("tealagents.stores.pool.IDLE_SECONDS", math.inf)
     async with (
         FaultProxy(postgres_server.host, postgres_server.port) as proxy,
-        store_of(proxy.url_for(postgres_url) + "&command_timeout=3") as store,
+        store_of(proxy.url_for(postgres_url) + PATIENT) as store,
     ):
         await three_connections(proxy, store)
         with pytest.raises(PersistenceUnavailable, match="no answer in time"):
-            await store.read("p", ["key"])
-        assert await store.read("p", ["key"]) == [None]
+            await overdue(store.read("p", ["key"]), PATIENCE, lambda: True)
+        async with asyncio.timeout(60):
+            assert await store.read("p", ["key"]) == [None]
 
 
 async def test_a_connection_that_was_idle_for_minutes_is_not_tried(
@@ -764,18 +779,16 @@ async def test_a_connection_that_was_idle_for_minutes_is_not_tried(
 
 
 async def test_closing_does_not_wait_for_a_server_that_is_away(
-    postgres_server: PostgresServer, postgres_url: str
+    postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is lost by what other processes are not notified of: they look by themselves."""
-    async with store_of(postgres_url):
-        pass  # its tables are made without haste
+    monkeypatch.setattr("tealagents.stores.pool.IDLE_SECONDS", math.inf)
     async with FaultProxy(postgres_server.host, postgres_server.port) as proxy:
-        store = await store_of(
-            f"{proxy.url_for(postgres_url)}&command_timeout=1&connect_timeout=600"
-        ).__aenter__()
+        store = await store_of(proxy.url_for(postgres_url) + PATIENT).__aenter__()
         proxy.faults = Faults(blackhole=True)
+        change = Commit(operation=operation_id(), put={"a": Put(b"")}, notify={"topic"})
         with pytest.raises(Unknown):
-            await store.commit("p", Commit(operation=operation_id(), put={"a": Put(b"")}, notify={"topic"}))
+            await overdue(store.commit("p", change), PATIENCE, lambda: True)
         async with asyncio.timeout(60):
             await store.close()
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import math
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -24,6 +25,7 @@ from tealagents.stores import StoreConfigError, redis, redis_nodes
 from tealagents.stores import plain_store as store_of
 from tealagents.stores.base import AccessDenied
 from tealagents.stores.redis_nodes import Nodes
+from tealagents.testing.clock import overdue
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import RedisServer, free_port
@@ -34,17 +36,23 @@ from tealagents.testing.store_watches import MISSING, notify
 from tealagents.testing.stores import StoreContract
 
 
+@pytest.mark.usefixtures("patient_link")
 class TestRedis(StoreContract):
     @pytest.fixture
     def open_store(self, redis_url: str) -> OpenStore:
         return lambda: store_of(redis_url)
 
 
+#: seconds for an answer or a connection, which no busy machine takes: a test that needs them moves time
+PATIENCE = 600
+PATIENT = f"?command_timeout={PATIENCE}&connect_timeout={PATIENCE}"
+
 #: what docs/stores.md has the operator type for a user that may do no more than it has to
 PAGE = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
 [RIGHTS] = re.findall(r"^ACL SETUSER agent (.+)$", PAGE, re.MULTILINE)
 
 
+@pytest.mark.usefixtures("patient_link")
 class TestWithTheRightsOfThePage(StoreContract):
     """As a user with the access list that the page on stores shows."""
 
@@ -149,6 +157,7 @@ async def test_a_service_that_forbids_questions(
     assert "it must be noeviction" in caplog.text
 
 
+@pytest.mark.usefixtures("patient_link")
 async def test_the_rights_of_the_page_are_enough_to_start(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -376,9 +385,11 @@ async def test_tls(tmp_path: Path) -> None:
 
 async def test_what_expires_leaves_the_index(server: RedisServer, store: Store) -> None:
     """Records that expire are gone by themselves, and their entries with a later commit of the partition."""
-    expiring = {f"events/{n}": Put(b"x", 0.01) for n in range(8)}
+    expiring = {f"events/{n}": Put(b"x", 1000) for n in range(8)}
     await store.commit("p", Commit(operation=operation_id(), put={**expiring, "stays": Put(b"y")}))
     await store.commit("p", put("events/0", b"for ever now"))
+    soon = {f"events/{n}": Put(b"x", 0.01) for n in range(1, 8)}
+    await store.commit("p", Commit(operation=operation_id(), put=soon))  # the last one until they are gone
     await asyncio.sleep(0.05)
     assert [key for key, _ in await store.scan("p", "", limit=2)] == ["events/0", "stays"]
     assert server.ask("ZCARD", "tealagents:{p}#index") == ":9"
@@ -493,20 +504,22 @@ async def test_an_idle_connection_that_died(server: RedisServer, store: Store) -
 
 
 async def test_of_idle_connections_that_have_gone_mute_only_the_first_costs_a_timeout(
-    server: RedisServer,
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was idle beside the one that did not answer is not tried."""
+    monkeypatch.setattr("tealagents.stores.pool.IDLE_SECONDS", math.inf)
     async with (
         FaultProxy(server.host, server.port) as proxy,
-        store_of(proxy.url_for(server.url) + "?command_timeout=3") as store,
+        store_of(proxy.url_for(server.url) + PATIENT) as store,
     ):
         await asyncio.gather(*(store.read("p", ["key"]) for _ in range(3)))
         assert len(proxy.connections) == 3
         for connection in proxy.connections:
             connection.faults = Faults(blackhole=True)
         with pytest.raises(PersistenceUnavailable, match="no answer in time"):
-            await store.read("p", ["key"])
-        assert await store.read("p", ["key"]) == [None]
+            await overdue(store.read("p", ["key"]), PATIENCE, lambda: True)
+        async with asyncio.timeout(60):
+            assert await store.read("p", ["key"]) == [None]
 
 
 @pytest.mark.parametrize("forbidden", ["publish", "subscribe"])
@@ -546,16 +559,14 @@ async def test_a_lost_reply_is_unknown(server: RedisServer) -> None:
 
 async def test_a_stopped_server(server: RedisServer) -> None:
     """A server that holds its connections and says nothing: reads fail in time, commits are in doubt."""
-    async with (
-        store_of(server.url + "?command_timeout=1&connect_timeout=1") as store,
-        store_of(server.url) as other,
-    ):
+    url = server.url + PATIENT
+    async with store_of(url) as store, store_of(url) as other:
         await other.commit("p", put("key", b"1"))
         server.stop()
         with pytest.raises(PersistenceUnavailable):
-            await store.read("p", ["key"])
+            await overdue(store.read("p", ["key"]), PATIENCE, lambda: True)
         with pytest.raises((PersistenceUnavailable, Unknown)):
-            await store.commit("p", put("key", b"2"))
+            await overdue(store.commit("p", put("key", b"2")), PATIENCE, lambda: True)
         server.cont()
         assert (await other.read("p", ["key"]))[0] is not None
 

@@ -25,6 +25,7 @@ from tealagents.testing.stores import StoreContract
 from tealagents.testing.waits import eventually
 
 
+@pytest.mark.usefixtures("patient_link")
 class TestRedisCluster(StoreContract):
     examples = 50
 
@@ -89,6 +90,7 @@ async def test_a_watch_of_a_cluster_that_forbids_questions_is_woken(secretive: R
     await is_woken(for_ann(secretive.url))
 
 
+@pytest.mark.usefixtures("patient_link")
 async def test_the_rights_of_the_page_are_enough_for_a_cluster(caplog: pytest.LogCaptureFixture) -> None:
     """Commits to all its nodes, watches that are woken, and no warning."""
     page = (Path(__file__).parents[2] / "docs" / "stores.md").read_text()
