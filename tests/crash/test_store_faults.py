@@ -147,7 +147,9 @@ async def test_a_server_that_dies(kind: type[PostgresServer] | type[RedisServer]
     """The server is killed and started again while it is written to: what it acknowledged is all there."""
     entries = 50
     with running(lambda: kind(durable=True)) as server:
-        async with plain_store(server.url + "?command_timeout=1&connect_timeout=1") as store:
+        async with AsyncExitStack() as stack:
+            hasty = server.url + "?command_timeout=1&connect_timeout=1"
+            store = await eventually(lambda: opened(hasty, stack))
             writers = [Writer(store, f"writer{n}") for n in range(WRITERS)]
             writing = asyncio.gather(*(writer.write(entries) for writer in writers))
             for part in (1, 2, 3):
@@ -155,6 +157,7 @@ async def test_a_server_that_dies(kind: type[PostgresServer] | type[RedisServer]
                 await asyncio.to_thread(server.kill)
                 await asyncio.to_thread(server.restart)
             await writing
+        async with plain_store(server.url) as store:
             await check(store, writers, entries)
 
 
