@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +36,7 @@ from tools_setup import FIXTURES, INSTALLED, Context, by_name, mcp_route, served
 
 from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import NeedsAuthorization, ToolFailed
+from tealagents.testing.clock import advance, overdue
 from tealagents.testing.faults import FaultProxy
 from tealagents.testing.pytest_servers import missing
 from tealagents.testing.waits import eventually
@@ -651,16 +652,17 @@ async def test_a_call_that_was_sent_is_given_up_after_the_limit_of_all_tools(tmp
 
 async def test_a_silent_answer_ends_a_call_before_the_limit_of_all_tools(tmp_path: Path) -> None:
     """That limit is no reason to wait longer than `sse_read_timeout`."""
-    with served(counting([]).streamable_http_app()) as url:
-        entry = f"{{name: web, url: '{url}/mcp', trust_level: trusted, sse_read_timeout: 1}}"
+    calls = list[str]()
+    with served(counting(calls).streamable_http_app()) as url:
+        entry = f"{{name: web, url: '{url}/mcp', trust_level: trusted, sse_read_timeout: 60}}"
         text = config_files.with_agent(f"mcp_servers: [{entry}]")
-        config = config_files.read(tmp_path, text, TA_LIMITS__TOOL_TIMEOUT_SECONDS="20")
+        config = config_files.read(tmp_path, text, TA_LIMITS__TOOL_TIMEOUT_SECONDS="600")
         tooling = Tooling(config, None, SystemClock())
         try:
             [server] = await tooling.open(lambda: None)
-            async with asyncio.timeout(PATIENCE):
-                with pytest.raises(ToolFailed, match="gave no answer: no whole answer within 1 s") as raised:
-                    await by_name(server)["web-wait"].call(Context(), {})
+            waiting = by_name(server)["web-wait"].call(Context(), {})
+            with pytest.raises(ToolFailed, match="gave no answer: no whole answer within 60 s") as raised:
+                await overdue(waiting, 61, lambda: bool(calls and calls.pop()))
         finally:
             await tooling.close()
     assert raised.value.unknown
@@ -839,15 +841,25 @@ async def test_silent_server_is_given_up(tmp_path: Path) -> None:
 
 async def test_listing_takes_no_longer_than_timeout(tmp_path: Path) -> None:
     """All pages together: each of them comes in time, and there is no last one."""
+    pages = [0]
+
+    def is_another_page() -> bool:
+        pages.append(len(lines(tmp_path, "pages")))
+        return pages[-1] > pages[-2]
+
+    server = MCPServer(MCPServerOptions(name="odd", **odd(tmp_path, "paging"), timeout=300))
     with pytest.raises(ToolsetError, match="cannot be used: Request 'tools/list' timed out"):
-        async with opened(**odd(tmp_path, "paging"), timeout=5):
-            pass
+        await overdue(server.__aenter__(), 110, is_another_page)
 
 
 async def test_a_server_that_does_not_answer_the_question_for_its_versions_is_used(tmp_path: Path) -> None:
     """Waiting for that answer leaves time for `initialize`, however short `timeout` is."""
-    async with opened(**odd(tmp_path, "mute"), **TRUSTED, timeout=4) as server:
-        assert await call(server, "echo") == "{}"
+    async with AsyncExitStack() as stack:
+        server = opened(**odd(tmp_path, "mute"), **TRUSTED, timeout=120)
+        opening = asyncio.create_task(stack.enter_async_context(server))
+        await eventually(lambda: lines(tmp_path, "unanswered"))
+        advance(asyncio.get_running_loop(), 60)
+        assert await call(await opening, "echo") == "{}"
 
 
 async def test_a_server_that_ends_at_the_question_for_its_versions_is_not_asked_again(
