@@ -259,7 +259,7 @@ class Process:
         model: Scripted,
         *tools: Tool,
         clock: Clock | None = None,
-        lease_seconds: float = 15,
+        lease_seconds: float | None = None,
         limits: Mapping[str, Any] | None = None,
         agent: Mapping[str, Any] | None = None,
         **rules: Any,
@@ -267,7 +267,8 @@ class Process:
         self.store = store
         self.model = model
         self.records = RecordStore(store, AGENT, clock or SystemClock())
-        self.lease = Lease(self.records, lease_seconds)
+        # by the machine's clock, a busy one may not come to a beat for longer than a service's lease
+        self.lease = Lease(self.records, lease_seconds or (15 if clock else 3600))
         given = dict(agent or {})
         report = given.setdefault("observer", Observer()).ended_outside
         self.tasks = Tasks(self.records, self.lease, TaskRules(**rules), f"{AGENT}:0.1", report)

@@ -162,9 +162,9 @@ class Engine:
 
     def __init__(self, store: Store, model: Model, **agent: Any) -> None:
         records = RecordStore(store, "Tester", SystemClock())
-        self.lease = Lease(records, 15)
+        self.lease = Lease(records, 3600)  # a busy machine may not come to a beat for long
         self.tasks = Tasks(records, self.lease, TaskRules(), "Tester:0.1")
-        toolbox = Toolbox(model, 5)
+        toolbox = Toolbox(model, 120)
         self.service = Service(
             AgentSpec(
                 name="Tester", version="0.1", system_prompt=SYSTEM, model=model, toolbox=toolbox, **agent
