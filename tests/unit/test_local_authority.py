@@ -111,14 +111,14 @@ def test_the_authority_serves_until_it_is_stopped() -> None:
     here = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=here
-    ) as it:
-        assert it.stdout is not None
-        lines = [it.stdout.readline() for _ in range(5)]
+    ) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(5)]
         settings = dict(line.removeprefix("export ").strip().split("=", 1) for line in lines)
         url = settings["TA_ENTRA_AUTHORITY"].strip('"')
         printed = CliRunner().invoke(app, ["token"], env={"TA_ENTRA_AUTHORITY": url})
-        it.send_signal(signal.SIGTERM)
-        assert it.wait(10) == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
     assert printed.exit_code == 0
     assert printed.stdout.count(".") == 2
     assert settings["TA_ENTRA_TENANT_ID"] == f'"{tenant}"'
