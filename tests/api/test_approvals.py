@@ -29,7 +29,7 @@ from talk import (
     working_process,
     working_service,
 )
-from wire import NOBODYS, Json, events, problem, streamed, text
+from wire import NOBODYS, Json, events, lapse, problem, streamed, text
 
 from tealagents.domain.ids import operation_id
 from tealagents.domain.models import Head, User
@@ -853,8 +853,8 @@ def test_a_tool_cut_off_by_a_crash_is_reported_as_unknown_and_not_run_again(
 
     covers: HITL-1, STATE-4
     """
-    store, limits = tmp_path / "state.db", {"lease_seconds": 3}
-    with OfflineModel() as model, working_process(nursery, store, model, limits=limits) as service:
+    store = tmp_path / "state.db"
+    with OfflineModel() as model, working_process(nursery, store, model) as service:
         with service.client() as client:
             words = " and ".join(
                 [
@@ -870,6 +870,7 @@ def test_a_tool_cut_off_by_a_crash_is_reported_as_unknown_and_not_run_again(
             ).raise_for_status()
             until(lambda: lines(file) == ["before", "one"])
         service.kill()
+        lapse(f"sqlite:///{store}")
         service.start()
         with service.client() as client:
             until(lambda: request(client, pause["request_id"])["status"] != "Running")

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from replicas import Replicas, background, ended, gather, replicas, said
-from wire import Event, events, problem, text
+from wire import Event, events, lapse, problem, text
 
 from tealagents.testing.forking import ForkedService, Nursery
 from tealagents.testing.service import offline_service
@@ -201,9 +201,8 @@ def test_a_request_does_not_wait_for_ever() -> None:
 
 def test_the_requests_of_a_dead_process_leave_the_queue(nursery: Nursery, tmp_path: Path) -> None:
     """What waited in a process that was killed ends interrupted; others take their turn. covers: STATE-3"""
-    limits = {"lease_seconds": LEASE}
     with (
-        replicas(nursery, tmp_path, concurrency="enqueue", limits=limits) as pair,
+        replicas(nursery, tmp_path, concurrency="enqueue") as pair,
         pair.first.client() as first,
         pair.second.client() as second,
     ):
@@ -212,6 +211,7 @@ def test_the_requests_of_a_dead_process_leave_the_queue(nursery: Nursery, tmp_pa
         lost = background(first, "with the dead", task_id=task)
         kept = background(second, "with the living", task_id=task)
         pair.first.kill()
+        lapse(f"sqlite:///{tmp_path}/state.db")
         assert ended(second, kept["request_id"])["status"] == "Completed"
         for each in (run, lost):
             end = ended(second, each["request_id"])
@@ -323,6 +323,13 @@ def test_a_message_meets_a_pause_on_any_replica(nursery: Nursery, tmp_path: Path
 
 @pytest.fixture
 def mortal(nursery: Nursery, tmp_path: Path) -> Iterator[Replicas]:
+    with replicas(nursery, tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def forgetful(nursery: Nursery, tmp_path: Path) -> Iterator[Replicas]:
+    """Processes with a short lease, to be stopped beyond it."""
     with replicas(nursery, tmp_path, limits={"lease_seconds": LEASE}) as running:
         yield running
 
@@ -372,12 +379,13 @@ def check_taken_over(client: httpx.Client, task: str, request_id: str, heard: li
     assert numbers[-1] == numbers[-2] + 1001 == heard[-1].number
 
 
-def test_the_requests_of_a_killed_process_end(mortal: Replicas) -> None:
+def test_the_requests_of_a_killed_process_end(mortal: Replicas, tmp_path: Path) -> None:
     """Every read says so; followers get a number they cannot have seen. covers: STATE-3, TASK-5"""
     with mortal.second.client() as second:
         task = new_task(second)
         sender, follower, request_id = begun(mortal, task)
         mortal.first.kill()
+        lapse(f"sqlite:///{tmp_path}/state.db")
         heard = follower.result()
         assert sender.result()[-1].name == "partial-response"
         assert sender.broken is not None
@@ -389,16 +397,16 @@ def test_the_requests_of_a_killed_process_end(mortal: Replicas) -> None:
         assert second.post("", json=text("go on", task_id=task)).json()["status"] == "Completed"
 
 
-def test_a_process_that_wakes_up_writes_nothing(mortal: Replicas, tmp_path: Path) -> None:
+def test_a_process_that_wakes_up_writes_nothing(forgetful: Replicas, tmp_path: Path) -> None:
     """Stopped past its lease it finds its requests ended, answers clients, and continues. covers: STATE-3"""
-    with mortal.first.client() as first, mortal.second.client() as second:
+    with forgetful.first.client() as first, forgetful.second.client() as second:
         task = new_task(second)
-        sender, follower, request_id = begun(mortal, task)
-        stopped_between_writes(mortal.first, tmp_path / "state.db")
+        sender, follower, request_id = begun(forgetful, task)
+        stopped_between_writes(forgetful.first, tmp_path / "state.db")
         check_taken_over(second, task, request_id, follower.result())
         assert second.post("", json=text("go on", task_id=task)).json()["status"] == "Completed"
         audit = second.get(f"/tasks/{task}/audit?limit=200").json()
-        mortal.first.cont()
+        forgetful.first.cont()
         assert sender.result()[-1].name == "error"
         assert sender.events[-1].data["code"] == "interrupted"
         assert first.post("", json=text("hello")).json()["status"] == "Completed"

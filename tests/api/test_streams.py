@@ -28,7 +28,7 @@ from talk import (
     working_process,
     working_service,
 )
-from wire import Event, Json, events, problem, store_of, streamed, text
+from wire import Event, Json, events, lapsed, problem, store_of, streamed, text
 
 from tealagents.client import AsyncClient, Delta, Final, Request, Retry, StreamEvent
 from tealagents.domain.clock import SystemClock
@@ -434,11 +434,11 @@ async def test_followers_of_a_killed_producer_get_the_error_that_the_request_end
     nursery: Nursery, tmp_path: Path
 ) -> None:
     """Its id lies beyond all that any client has seen; the replay ends the same way. covers: STATE-4"""
-    limits = {"lease_seconds": 3}  # a beat missed by a busy machine would end the request before the kill
+    store = tmp_path / "state.db"
     with (
         OfflineModel(SCRIPT) as model,
-        working_process(nursery, tmp_path / "state.db", model, limits=limits) as one,
-        working_process(nursery, tmp_path / "state.db", model, limits=limits) as other,
+        working_process(nursery, store, model) as one,
+        working_process(nursery, store, model) as other,
     ):
         async with one.async_client() as here, other.async_client() as there:
             sent = await here.post("", json=text("pieces-5000@10ms"), headers={"prefer": "respond-async"})
@@ -447,6 +447,7 @@ async def test_followers_of_a_killed_producer_get_the_error_that_the_request_end
             follower = asyncio.create_task(collected(there, path))
             seen = await collected(here, path, until=lambda event: (event.number or 0) >= 40)
             one.kill()
+            await lapsed(f"sqlite:///{store}")
             found = await follower
             end = found[-1]
             assert (end.name, end.data["code"]) == ("error", "interrupted")

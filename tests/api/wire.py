@@ -3,11 +3,19 @@
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import httpx
+import msgspec
 
-from tealagents.domain.ports import Record, Store
+from tealagents.domain.errors import Conflict
+from tealagents.domain.ids import operation_id
+from tealagents.domain.models import Worker
+from tealagents.domain.ports import Commit, Put, Record, Store
+from tealagents.state import keys
+from tealagents.state.codec import seal, unseal
+from tealagents.stores import plain_store
 from tealagents.testing.service import ServiceThread
 
 Json = dict[str, Any]
@@ -102,6 +110,22 @@ async def _records(store: Store, partition: str, prefix: str) -> dict[str, Recor
             break
         after = page[-1][0]
     return found
+
+
+def lapse(url: str) -> None:
+    """The leases of killed processes lapse at once: the beats of all are made to be long ago."""
+    asyncio.run(lapsed(url))
+
+
+async def lapsed(url: str) -> None:
+    """As `lapse`. A process that lives does not notice: its next beat is as good."""
+    workers = keys.workers("Tester")
+    async with plain_store(url) as store:
+        for key, record in await store.scan(workers, keys.worker("")):
+            worker = msgspec.structs.replace(unseal(workers, key, record.value, Worker), beat_at=0.0)
+            put, expected = {key: Put(seal(workers, key, worker), 3600)}, {key: record.version}
+            with suppress(Conflict):
+                await store.commit(workers, Commit(operation=operation_id(), expect=expected, put=put))
 
 
 def partition(service: ServiceThread, user: str, tid: str = "mock") -> str:

@@ -49,7 +49,7 @@ async def test_killed_after_any_await_of_a_deletion(place: Place, nursery: Nurse
     """The session is whole, or gone for every reader and writer and erased by the process beside, which is
     not restarted. covers: STATE-2"""
     with OfflineModel() as model:
-        world = World(place, nursery, model, tmp_path, lease=15)  # none of it waits for a lease to lapse
+        world = World(place, nursery, model, tmp_path)
         async with entered(world.marker()) as beside:
             points = await points_of_a_deletion(world, beside, tmp_path)
             assert len(points) > 30
@@ -80,7 +80,7 @@ async def killed_at(point: str, world: World, beside: ForkedService) -> tuple[Do
         async with beside.async_client(session.user) as client:
             await looks(client, session, deletion)
         await deletion
-        assert await asyncio.to_thread(service.process.wait, 10) == -9, f"{point}\n{service.log()}"
+        assert await asyncio.to_thread(service.process.wait, 60) == -9, f"{point}\n{service.log()}"
     async with beside.async_client(session.user) as client:
         there = await is_there(client, session, point)
         answers = [await answered(client, session, request) for request in session.requests]

@@ -6,14 +6,13 @@ from pathlib import Path
 from a2a_talk import RPC, Wire, answer, decision, message, state, streamed_text
 from replicas import replicas
 from talk import PLUGINS, call, lines
+from wire import lapse
 
 from tealagents.testing.forking import Nursery
 from tealagents.testing.waits import until
 
 AGENT = {"plugins": ["Work"]}
 ENV = {"TA_PLUGIN_MODULE": str(PLUGINS)}
-#: seconds of a lease; a request of a dead process ends within two
-LEASE = {"lease_seconds": 3}
 
 
 def at_once(words: str) -> dict[str, object]:
@@ -69,7 +68,7 @@ def test_a_pause_is_decided_on_another_replica(nursery: Nursery, tmp_path: Path)
 def test_a_task_of_a_killed_process_ends_for_everybody(nursery: Nursery, tmp_path: Path) -> None:
     """Followers elsewhere see its end, its message id answers with that end, and the context continues."""
     with (
-        replicas(nursery, tmp_path, protocols=["a2a"], limits=LEASE) as pair,
+        replicas(nursery, tmp_path, protocols=["a2a"]) as pair,
         Wire(pair.first, RPC) as first,
         Wire(pair.second, RPC) as second,
     ):
@@ -78,6 +77,7 @@ def test_a_task_of_a_killed_process_ends_for_everybody(nursery: Nursery, tmp_pat
         follower = second.stream("SubscribeToTask", {"id": task["id"]})
         assert next(follower)["task"]["id"] == task["id"]
         pair.first.kill()
+        lapse(f"sqlite:///{tmp_path}/state.db")
         assert state(list(follower)[-1]["statusUpdate"]) == "FAILED"
         until(lambda: state(second.get(task["id"])) == "FAILED" or None)
         again = second.result("SendMessage", sent)["task"]

@@ -9,6 +9,7 @@ from openai import APIError, NotFoundError, OpenAI
 from openai_talk import SPEC, WEATHER, sdk
 from replicas import replicas
 from talk import PLUGINS, call
+from wire import lapse
 
 from tealagents.testing.forking import Nursery
 from tealagents.testing.pytest_stores import Place
@@ -96,7 +97,7 @@ def is_gone(client: OpenAI, response_id: str) -> bool:
 
 def test_what_was_answered_survives_a_kill(nursery: Nursery, tmp_path: Path) -> None:
     """After `kill -9` answers read as they were, a pause can be decided, and what ran has failed."""
-    env = {"TA_PLUGIN_MODULE": str(PLUGINS), "TA_LIMITS__LEASE_SECONDS": "3"}  # a busy machine misses beats
+    env = {"TA_PLUGIN_MODULE": str(PLUGINS)}
     file = tmp_path / "written"
     with replicas(nursery, tmp_path, 1, env=env, script=SCRIPT, **SPEC) as alone:
         client = sdk(alone.first, max_retries=3)
@@ -105,6 +106,7 @@ def test_what_was_answered_survives_a_kill(nursery: Nursery, tmp_path: Path) -> 
         paused = asked(client, call("Work-write", file=str(file), line="one"))
         running = asked(client, "for ever", background=True)
         alone.first.kill()
+        lapse(f"sqlite:///{tmp_path}/state.db")
         alone.first.start()
         assert client.responses.retrieve(first.id) == first
         replay = list(client.responses.retrieve(events[0].response.id, stream=True, starting_after=2))
@@ -125,7 +127,7 @@ def test_what_was_answered_survives_a_kill(nursery: Nursery, tmp_path: Path) -> 
 
 def test_a_client_that_has_seen_more_than_was_stored_gets_the_end(nursery: Nursery, tmp_path: Path) -> None:
     """The process dies between two writes of its stream: the replay ends behind all that was seen."""
-    env = {"TA_PLUGIN_MODULE": str(PLUGINS), "TA_LIMITS__LEASE_SECONDS": "3"}
+    env = {"TA_PLUGIN_MODULE": str(PLUGINS)}
     with replicas(nursery, tmp_path, 1, env=env, **SPEC) as alone:
         client = sdk(alone.first, max_retries=3)
         with asked(client, "pieces-100000@1ms", stream=True) as stream:
@@ -133,6 +135,7 @@ def test_a_client_that_has_seen_more_than_was_stored_gets_the_end(nursery: Nurse
             while (last := next(stream).sequence_number) < 300:
                 pass
             alone.first.kill()
+        lapse(f"sqlite:///{tmp_path}/state.db")
         alone.first.start()
         until(lambda: client.responses.retrieve(response_id).status == "failed")
         with pytest.raises(APIError) as raised:
@@ -142,7 +145,7 @@ def test_a_client_that_has_seen_more_than_was_stored_gets_the_end(nursery: Nurse
 
 def test_an_output_is_known_after_a_kill(nursery: Nursery, tmp_path: Path) -> None:
     """The process ends while the model is asked behind an output: the output alone starts a new attempt."""
-    env = {"TA_PLUGIN_MODULE": str(PLUGINS), "TA_LIMITS__LEASE_SECONDS": "3"}
+    env = {"TA_PLUGIN_MODULE": str(PLUGINS)}
     hangs = {"text": "never", "headers_delay_ms": 600_000}
     script = {"rules": [{"when": {"text": "hang", "tool_result": True}, "reply": hangs, "times": 1}]}
     with replicas(nursery, tmp_path, 1, env=env, script=script, **SPEC) as alone:
@@ -152,6 +155,7 @@ def test_an_output_is_known_after_a_kill(nursery: Nursery, tmp_path: Path) -> No
         running = asked(client, answer, background=True)
         until(lambda: len(alone.model.requests) == 2)
         alone.first.kill()
+        lapse(f"sqlite:///{tmp_path}/state.db")
         alone.first.start()
         until(lambda: client.responses.retrieve(running.id).status == "failed")
         again = asked(client, answer)
