@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -32,6 +33,7 @@ from agui_talk import (
 )
 from replicas import replicas
 from talk import PLUGINS, call
+from wire import lapse
 
 from tealagents.api import requests, task_names, transcripts
 from tealagents.api.ag_ui import inputs
@@ -99,13 +101,14 @@ def test_a_pause_survives_a_kill_and_a_run_that_was_under_way_is_an_error(
     nursery: Nursery, tmp_path: Path
 ) -> None:
     """After `kill -9` an interrupt is answered; a run that had no answer has failed, and is asked again."""
-    env = {"TA_PLUGIN_MODULE": str(PLUGINS), "TA_LIMITS__LEASE_SECONDS": "3"}  # a busy machine misses beats
+    env = {"TA_PLUGIN_MODULE": str(PLUGINS)}
     file = tmp_path / "written"
     with replicas(nursery, tmp_path, 1, env=env, script=SCRIPT, **SPEC) as alone, alone.first.client() as ada:
         waits, lost = Page(ada), Page(ada)
         asked = waits.say(call("Work-write", file=str(file), line="one"))
         begin(lost, "for ever", runId="r")
         alone.first.kill()
+        lapse(f"sqlite:///{tmp_path}/state.db")
         alone.first.start()
         assert waits.answer(asked, APPROVE)[-1]["outcome"] == {"type": "success"}
         assert file.read_text() == "one\n"
@@ -258,7 +261,7 @@ def test_a_refusal_says_the_same_whether_or_not_the_stream_has_begun(
         return await named(*args)
 
     monkeypatch.setattr(task_names, "named", waiting)
-    with serving(limits={"keepalive_seconds": 1}) as (service, _), service.client() as client:
+    with serving(limits={"keepalive_seconds": 600}) as (service, _), service.client() as client:
         page = Page(client)
         given = run_input(page.thread, user("two"), runId=run)
         with monkeypatch.context() as patches, service.client("bob") as bob:
@@ -272,6 +275,8 @@ def test_a_refusal_says_the_same_whether_or_not_the_stream_has_begun(
             quick = another.post("/ag-ui", json=given)
         caplog.clear()
         begun.clear()
+        exchange = service.app.exchange
+        monkeypatch.setattr(exchange, "settings", replace(exchange.settings, keepalive_seconds=0.05))
         with client.stream("POST", "/ag-ui", json=given) as answer:
             chunks = answer.iter_text()
             assert next(chunks) == ": keepalive\n"

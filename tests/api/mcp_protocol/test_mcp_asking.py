@@ -424,7 +424,6 @@ def test_a_stream_of_a_session_is_kept_alive(method: str) -> None:
     with serving(SLOW, limits={"keepalive_seconds": 0.05}) as (service, _), service.client() as client:
         headers = {**headers_of(body, "2025-11-25"), "mcp-session-id": opened(client)}
         sent = body if method == "POST" else None
-        client.timeout = httpx.Timeout(5)
         with client.stream(method, "/mcp", json=sent, headers=headers) as answer:
             for line in (line for line in answer.iter_lines() if line):
                 assert line == ": keepalive"
