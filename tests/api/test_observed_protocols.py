@@ -33,7 +33,7 @@ from tealagents.llm.offline import OfflineModel
 from tealagents.state import keys
 from tealagents.testing.forking import Nursery
 from tealagents.testing.servers import free_port
-from tealagents.testing.service import agent_config
+from tealagents.testing.service import ServiceProcess, agent_config
 
 PREFIX = "/Tester/0.1"
 IDS = ("session_id", "task_id", "request_id")
@@ -379,13 +379,13 @@ def test_a_collector_on_loopback_is_called_through_no_proxy(nursery: Nursery) ->
         assert called == {b"/v1/traces", b"/v1/logs", b"/v1/metrics"}
 
 
-def test_a_collector_that_never_answers_keeps_no_process(nursery: Nursery) -> None:
+def test_a_collector_that_never_answers_keeps_no_process() -> None:
     """It ends with 0 and soon: an orchestrator would kill it."""
     with OfflineModel() as model, socket.create_server(("127.0.0.1", 0)) as silent:
         env = {
             **observed(model, f"http://127.0.0.1:{silent.getsockname()[1]}"),
             "OTEL_EXPORTER_OTLP_TIMEOUT": "120",
         }
-        with nursery.service(agent_config(), env) as service, service.client() as ada:
+        with ServiceProcess(agent_config(), env) as service, service.client() as ada:
             ada.post("", json=text("hello")).raise_for_status()
             assert service.terminate(timeout=60) == 0

@@ -5,7 +5,8 @@
         subprocess.run([nursery.program, "check", …])
 
 A forked service is a separate process like a `ServiceProcess`, and runs as in production, by
-`tealagents serve`. It shares only the imports, which take most of the time of a start.
+`tealagents serve`. It shares the imports, which take most of the time of a start, and has more time to export
+what remains at its end: a busy machine takes longer than an orchestrator waits.
 """
 
 import ast
@@ -77,6 +78,8 @@ PRELOADED = (
     "uvicorn.loops.uvloop",
     "uvicorn.protocols.http.httptools_impl",
 )
+#: seconds that a forked service has to export what remains
+EXPORT_SECONDS = 30.0
 _PAUSE = 0.005
 #: the program that replaces the command: it passes its streams to the forked process, forwards signals to it,
 #: and ends with its exit status. With `signal`, `socket` and `json` it would take twice the time
@@ -298,6 +301,9 @@ def _serve_orders(listener: socket.socket, preload: list[str]) -> None:
     """Serves orders to fork and to poll, until standard input ends."""
     for module in (*PRELOADED, *preload):
         import_module(module)
+    from tealagents.telemetry import exporting
+
+    exporting.LAST_EXPORTS_SECONDS = EXPORT_SECONDS
     gc.freeze()
     children = _Children()
     while True:
