@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 from hypothesis import settings
+from websockets.sync.client import connect
 
 from tealagents.stores import encrypted
 
@@ -37,6 +38,8 @@ settings.load_profile(os.environ.get("EXAMPLES", "same"))
 # Nor is an answer wrong after five seconds, httpx's default: one object, which all of its calls share.
 _default = inspect.signature(httpx.get).parameters["timeout"].default
 _default.connect = _default.read = _default.write = _default.pool = 60
+# Nor is a WebSocket broken that opens, closes or is pinged slowly.
+(connect.__kwdefaults__ or {}).update(open_timeout=60, close_timeout=60, ping_timeout=60)
 
 # A short key is stretched on purpose, for a tenth of a second: each once.
 encrypted._derive = functools.lru_cache(encrypted._derive)

@@ -15,6 +15,7 @@ from tealagents.domain.ports import ModelCall, Store
 from tealagents.stores import plain_store
 from tealagents.testing.faults import FaultProxy, Faults, ProxiedConnection
 from tealagents.testing.servers import Server
+from tealagents.testing.waits import eventually
 
 #: seconds after which what must happen has not
 LONG = 30.0
@@ -40,6 +41,8 @@ async def linked(proxy: FaultProxy, url: str) -> AsyncIterator[tuple[Store, Prox
         await asyncio.gather(*(store.read("p", ["key"]) for _ in range(POOL)))
         others = list(proxy.connections)
         async with store.watch("p", "topic"):
+            # a link that a busy machine has not made in time is made again
+            await eventually(lambda: store._watches.live)
             (link,) = (each for each in proxy.connections if each not in others)
             for connection in others:
                 connection.faults = Faults()

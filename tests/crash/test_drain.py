@@ -371,28 +371,32 @@ class ForkedReloading(Reloading, ForkedService):
     """The same, forked with the process that serves."""
 
 
-def test_two_workers_drain_like_one(model: OfflineModel, tmp_path: Path) -> None:
-    """On a signal the parent lets both finish: what runs ends or is interrupted; exit 0."""
+def test_two_workers_drain_like_one(nursery: Nursery, model: OfflineModel, tmp_path: Path) -> None:
+    """On a signal the parent lets both finish: what runs ends or, in the end, is interrupted; exit 0."""
     file, go_on = tmp_path / "written", tmp_path / "go-on"
-    spec = {"limits": {"drain_seconds": 8}}
-    with TwoWorkers(config(**spec), env(model, tmp_path / "state.db")) as service:
-        clients = [service.client("ada", timeout=60) for _ in range(6)]
+    blocks = text(call("Work-block", file=str(file), until=str(go_on)))
+    started = config(limits=PATIENT), env(model, tmp_path / "state.db")
+    with TwoWorkers(*started) as service, ExitStack() as clients:
         ending = [
-            Following(client, "/sse", text(call("Work-block", file=str(file), until=str(go_on))))
-            for client in clients[:3]
+            Following(clients.enter_context(service.client(timeout=60)), "/sse", blocks) for _ in range(3)
         ]
-        hanging = [Following(client, "/sse", text("hang")) for client in clients[3:]]
         for following in ending:
             following.wait_for("tool-call")
-        for following in hanging:
-            following.wait_for("partial-response")
         status = stopped(service)
         go_on.touch()
         assert [following.end()[-1].name for following in ending] == ["final-response"] * 3
+        assert status.result() == 0
+    started[0]["spec"]["limits"] = {**PATIENT, "drain_seconds": 1}
+    with ForkedTwoWorkers(nursery, *started) as service, ExitStack() as clients:
+        hanging = [
+            Following(clients.enter_context(service.client(timeout=60)), "/sse", text("hang"))
+            for _ in range(3)
+        ]
+        for following in hanging:
+            following.wait_for("partial-response")
+        status = stopped(service)
         assert [following.end()[-1].data["code"] for following in hanging] == ["interrupted"] * 3
         assert status.result() == 0
-        for client in clients:
-            client.close()
 
 
 @pytest.mark.parametrize("workers", [True, False])

@@ -97,12 +97,13 @@ def killed_after_a_while(url: str) -> Sequence[Turn]:
     with open(reading) as said:
         children = [forked(lambda: asyncio.run(work_until_killed(url, writing))) for _ in range(2)]
         os.close(writing)
-        first = said.readline()  # by then one of them works, however long it took to start
+        # by then they work, however long it took to start
+        first = [said.readline() for _ in children]
         for child in children:
             time.sleep(random.uniform(0, 0.15))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-        lines = [line.split() for line in (first, *said) if line.endswith("\n")]
+        lines = [line.split() for line in (*first, *said) if line.endswith("\n")]
     return [Turn(partition, int(number), operation) for partition, number, operation in lines]
 
 
