@@ -18,7 +18,8 @@ from tealagents.testing.waits import until
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[ServiceThread]:
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceThread]:
+    monkeypatch.setattr(bootstrap, "PROBE_SECONDS", 60)  # a busy disk takes its time
     with OfflineModel() as model:
         env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "k", "TA_AUTH": "mock"}
         config = agent_config(persistence=f"sqlite:///{tmp_path}/state.db")
@@ -104,7 +105,7 @@ def test_a_store_that_stands_still(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     with running(RedisServer) as server, OfflineModel() as model:
         env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "k", "TA_AUTH": "mock"}
         with (
-            ServiceThread(agent_config(persistence=server.url), env) as service,
+            ServiceThread(agent_config(persistence=f"{server.url}?command_timeout=60"), env) as service,
             service.client("ada") as ada,
         ):
             server.stop()
