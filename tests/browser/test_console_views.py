@@ -231,10 +231,13 @@ def test_edits_of_a_call_that_still_waits_outlive_the_decision_of_another_user(
 def test_what_is_to_be_authorized_is_named_as_its_provider_names_it(
     ada: Tab, service: ServiceThread, tmp_path: Path
 ) -> None:
-    """OAuth separates scopes by spaces: a comma would be taken for a part of one."""
+    """OAuth separates scopes by spaces: a comma would be taken for a part of one. One sees where the link
+    leads before one follows it."""
     (pause,) = talk(service, f'call Gate-enter {{"path": "{tmp_path / "consent"}", "name": "Ida"}}')
     ada.open("tasks", pause["task_id"]).button("Approve").click()
-    expect(ada.page.locator(".authorizations li")).to_have_text("Authorize gate for gate.see gate.pass")
+    expect(ada.page.locator(".authorizations li")).to_have_text(
+        "Authorize gate at gate.example for gate.see gate.pass"
+    )
     ada.button("Reject").click()
 
 
@@ -2150,6 +2153,51 @@ def test_on_a_phone_a_long_word_of_the_description_is_broken(ada: Tab) -> None:
     expect(ada.page.get_by_text(address)).to_be_visible()
     assert ada.page.locator(".signin *").evaluate_all(wide)
     ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
+def test_a_long_name_leaves_room_for_the_version(ada: Tab) -> None:
+    """Beside the list of conversations the name is cut, and the version is not."""
+
+    def named(route: Route) -> None:
+        route.fulfill(json={**route.fetch().json(), "name": "An agent with a name " * 9})
+
+    ada.page.route("**/config.json", named)
+    ada.open("new").page.reload()
+    version = ada.page.locator(".brand small")
+    expect(version).to_have_text("0.1")
+    ends = "[version.closest('.brand'), version].map((each) => each.getBoundingClientRect().right)"
+    brand, shown = version.evaluate(f"(version) => {ends}")
+    assert shown <= brand
+
+
+def test_the_legend_of_the_trace_names_every_kind_of_step(ada: Tab, service: ServiceThread) -> None:
+    """Each by a colour of its own."""
+    (answer,) = talk(service, "hello")
+    kinds = ada.open("tasks", answer["task_id"], "trace").page.get_by_label("Kinds of steps").locator("li")
+    named = ["Model", "Tool", "Approval", "Error", "Context", "Reduction", "First delta"]
+    expect(kinds).to_have_text(named)
+    colours = kinds.locator("i").evaluate_all(
+        "keys => keys.map((key) => getComputedStyle(key).backgroundColor)"
+    )
+    assert len(set(colours)) == len(named)
+
+
+def test_what_tools_added_to_an_answer_is_shown(ada: Tab, service: ServiceThread) -> None:
+    """The `extra_data`, folded, and without the reason for which the answer was cut off, which words say."""
+    (answer,) = talk(service, "hello")
+
+    def with_data(route: Route) -> None:
+        document = route.fetch().json()
+        document["content"]["extra_data"] = {"finish_reason": "length", "station": "Blindern"}
+        route.fulfill(json=document)
+
+    ada.page.route(f"**/requests/{answer['request_id']}", with_data)
+    ada.open("tasks", answer["task_id"])
+    data = ada.page.locator("details", has_text="Data from tools")
+    expect(data.locator("pre")).to_be_hidden()
+    data.locator("summary").click()
+    expect(data.locator("pre")).to_have_text('{\n  "station": "Blindern"\n}')
+    expect(ada.page.get_by_text("it reached the model's token limit")).to_be_visible()
 
 
 def test_a_name_with_an_accent_is_refused_with_the_letters_that_are_not(

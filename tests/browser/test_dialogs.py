@@ -175,6 +175,28 @@ def test_the_same_notice_again_is_shown_as_long_as_the_first(ada: Tab, service: 
     expect(notice).to_have_attribute("data-shown", "false")
 
 
+def test_a_notice_stays_while_one_points_at_it_or_has_the_focus_in_it(
+    ada: Tab, service: ServiceThread
+) -> None:
+    """Who reads it, or is about to follow a link in it, is not hurried."""
+    page, notice = ada.page, ada.page.locator(".notice")
+    page.clock.install()
+    (answer,) = talk(service, "hello")
+    ada.open("tasks", answer["task_id"])
+    _asked(ada, "Actions", "Delete …").get_by_role("button", name="Delete", exact=True).click()
+    expect(notice).to_have_attribute("data-shown", "true")
+    notice.hover()
+    page.clock.run_for(60_000)
+    expect(notice).to_have_attribute("data-shown", "true")
+    notice.evaluate("notice => { notice.tabIndex = -1; notice.focus(); }")
+    page.mouse.move(0, 0)
+    page.clock.run_for(60_000)
+    expect(notice).to_have_attribute("data-shown", "true")
+    notice.evaluate("notice => { notice.removeAttribute('tabindex'); notice.blur(); }")
+    page.clock.run_for(60_000)
+    expect(notice).to_have_attribute("data-shown", "false")
+
+
 def test_a_conversation_is_opened_by_its_id(ada: Tab, service: ServiceThread, session: str) -> None:
     """The id is typed into a dialog."""
     with service.client("ada") as client:

@@ -702,6 +702,18 @@ def test_a_token_that_no_header_can_hold_is_not_taken(tabs: Tabs, service: Servi
     expect(tab.button("Continue")).to_be_enabled()
 
 
+def test_a_token_is_pasted_as_it_stands_in_a_header(tabs: Tabs, service: ServiceThread) -> None:
+    """The word before it is no part of it."""
+    tab = tabs.open(f"{service.url}/console/")
+    tab.page.route("**/config.json", _asks_for_a_token)
+    tab.page.goto(tab.console)
+    tab.page.get_by_label("Bearer token").fill(" bearer  hal ")
+    with tab.page.expect_request("**/me") as asking:
+        tab.button("Continue").click()
+    assert asking.value.headers["authorization"] == "Bearer hal"
+    expect(tab.link("New conversation")).to_be_visible()
+
+
 def test_why_a_pasted_token_is_refused_is_said(tabs: Tabs, service: ServiceThread) -> None:
     """In the service's words: another token of the same kind would not help."""
     tab = tabs.open(f"{service.url}/console/")

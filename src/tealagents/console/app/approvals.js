@@ -1,14 +1,13 @@
 /** Pauses: calls that wait, as they would run, the decisions on them, and the inbox. */
 import {html, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
-import {serviceTime, useApp} from "./context.js";
+import {href, serviceTime, useApp} from "./context.js";
 import {Shared, useDecisions, useInbox, usePages, useRead} from "./data.js";
 import {Growing} from "./composer.js";
 import {asObject, duration, longTime} from "./format.js";
 import {collected, Fields} from "./fields.js";
 import {Markdown} from "./markdown.js";
-import {href} from "./router.js";
 import {exact, Json, readable} from "./text.js";
-import {Cut} from "./turn.js";
+import {Extra} from "./turn.js";
 import {Back, Empty, Guard, Icon, inView, Loading, More, Problem, Status, Time, Words} from "./ui.js";
 
 /** what was sent and not refused, by the pause's id: a card may come back before its pause is gone */
@@ -59,7 +58,7 @@ function Countdown({until}) {
   </time>`;
 }
 
-/** Only addresses of the web are links. */
+/** Only addresses of the web are links, which say where they lead. */
 function Authorizations({of}) {
   if (!of?.length) return null;
   return html`
@@ -67,8 +66,8 @@ function Authorizations({of}) {
       <p>Your own authorization is needed. Give it on the provider's page, then approve here.</p>
       <ul>
         ${of.map(({server, url, scopes}) => html`<li key=${url}>
-          ${/^https?:\/\//i.test(url)
-            ? html`<a class="button" href=${url} target="_blank" rel="noopener noreferrer">Authorize ${readable(server)}</a>`
+          ${/^https?:/i.test(url) && URL.canParse(url)
+            ? html`<a class="button" href=${url} target="_blank" rel="noopener noreferrer">Authorize ${readable(server)}</a> at <code>${new URL(url).host}</code>`
             : html`<code>${exact(url)}</code>`}
           ${scopes?.length > 0 && html`<span class="muted"> for ${readable(scopes.join(" "))}</span>`}
         </li>`)}
@@ -254,7 +253,7 @@ function Outcome({outcome}) {
     <div class="outcome-of" role="status" tabindex="0">
       <p><${Icon} name="check" /> Decided. ${status === "Running" ? going : html`The request is <${Status} value=${status} />`}</p>
       ${content?.output && html`<${Markdown} text=${content.output} />`}
-      <${Cut} content=${content} />
+      <${Extra} content=${content} />
       ${problem && html`<${Problem} error=${problem} />`}
     </div>
   `;

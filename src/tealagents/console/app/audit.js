@@ -1,9 +1,8 @@
 /** The append-only record of a task, and whether its chain holds. */
 import {html, useState} from "./html.js";
-import {useApp} from "./context.js";
+import {href, useApp} from "./context.js";
 import {useRead} from "./data.js";
 import {longTime, plural, shortId, timeOfDay} from "./format.js";
-import {href} from "./router.js";
 import {exact, Json} from "./text.js";
 import {Icon, More, Pending} from "./ui.js";
 
@@ -92,20 +91,16 @@ const GENESIS = "0".repeat(64);
 function canonical(value) {
   if (Array.isArray(value)) return `[${value.map(canonical).join(",")}]`;
   if (Object(value) !== value) return JSON.stringify(value);
-  const keys = Object.keys(value).sort(byCodePoint);
+  const keys = Object.keys(value).sort((one, other) => (codePoints(one) < codePoints(other) ? -1 : 1));
   return `{${keys.map((key) => `${JSON.stringify(key)}:${canonical(value[key])}`).join(",")}}`;
 }
 
-function byCodePoint(one, other) {
-  const [left, right] = [[...one], [...other]];
-  const place = left.findIndex((character, at) => character !== right[at]);
-  if (place < 0) return left.length - right.length;
-  return right[place] === undefined ? 1 : left[place].codePointAt(0) - right[place].codePointAt(0);
-}
+/** Sorts as the code points of the text do: its units sort differently. */
+const codePoints = (text) => Array.from(text, (each) => each.codePointAt(0).toString(16).padStart(6, "0")).join();
 
 async function sha256(text) {
   const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(text));
-  return [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 /**

@@ -154,14 +154,12 @@ function Images({images, onRemove}) {
   </ul>`;
 }
 
-let images = 0;
-
 /** Fails for what cannot be drawn. */
 async function asImage(blob) {
   (await createImageBitmap(blob)).close();
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
-    reader.onload = () => resolve({source: reader.result, name: blob.name || "Pasted image", key: (images += 1)});
+    reader.onload = () => resolve({source: reader.result, name: blob.name || "Pasted image", key: Math.random()});
     reader.onerror = () => reject(reader.error);
     reader.readAsDataURL(blob);
   });

@@ -1,16 +1,15 @@
 /** A conversation: its messages, the answer as it comes, and what to say next. */
 import {Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
-import {useApp, useAttempt, useShow} from "./context.js";
+import {href, useApp, useAttempt, useShow} from "./context.js";
 import {turnsOf, useMessages} from "./data.js";
 import {Composer} from "./composer.js";
 import {Pause} from "./approvals.js";
 import {asObject} from "./format.js";
 import {useLive} from "./live.js";
-import {href} from "./router.js";
 import {Scroller} from "./scroller.js";
 import {titleFrom} from "./sidebar.js";
 import {readable} from "./text.js";
-import {Cut, Ended, Parts, Turn, UserMessage} from "./turn.js";
+import {Ended, Extra, Parts, Turn, UserMessage} from "./turn.js";
 import {Back, Guard, Icon, IconButton, Pending, Words} from "./ui.js";
 
 export function NewConversation({sessionId}) {
@@ -139,7 +138,7 @@ function Running({live, said, user, foreign, onTaken, reload}) {
         <${Guard}><${Parts} of=${live.requestId} parts=${withSaid(parts, said)} growing /><//>
         ${waiting && html`<p class="thinking" role="status">${status === "Queued" ? "Waiting for its turn" : "Thinking"}</p>`}
         ${pause && html`<${Pause} pause=${pause} foreign=${foreign} onTaken=${onTaken} onDecided=${reload} key=${pause.approval_id} />`}
-        <${Cut} content=${live.answer} />
+        <${Extra} content=${live.answer} />
         ${problem && html`<${Ended} status=${status ?? "Failed"} problem=${problem} />`}
         ${lost &&
         html`<div class="ended" role="status">

@@ -130,20 +130,14 @@ export function Inbox({children}) {
     const own = (known.current ??= {}); // one that is thrown away meanwhile keeps nothing
     const first = await list.page();
     if (!own.first || !sameItems(own.first, first) || Date.now() - own.since > SAME_MS) {
-      const items = [...first.items, ...(await itemsFrom(list, first.next_cursor))];
-      Object.assign(own, {first, items, since: Date.now()});
+      const pages = await goOn(list, [first], 10, 0);
+      Object.assign(own, {first, items: pages.flatMap((page) => page.items), since: Date.now()});
     }
     return own.items;
   };
   const {reload, ...state} = useRead(read, [client], 4000);
   const again = useCallback(() => ((known.current = null), reload()), [reload]);
   return html`<${InboxContext.Provider} value=${{...state, reload: again}}>${children}<//>`;
-}
-
-async function itemsFrom(list, cursor, pages = 9) {
-  if (!cursor || !pages) return [];
-  const {items, next_cursor} = await list.page(cursor);
-  return items.concat(await itemsFrom(list, next_cursor, pages - 1));
 }
 
 /** task id → `{version, steps}`: the traces of the last tasks, each read once for a version of it */

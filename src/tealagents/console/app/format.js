@@ -25,12 +25,9 @@ export function duration(ms) {
   if (ms < 60_000) return `${Number((ms / 1000).toFixed(ms < 10_000 ? 1 : 0))} s`;
   const units = [["d", 86_400_000], ["h", 3_600_000], ["min", 60_000], ["s", 1000]];
   const first = units.findIndex(([, size]) => ms >= size);
-  return units
-    .slice(first, first + 2)
-    .map(([unit, size], place) => [unit, Math.floor((place ? ms % units[first][1] : ms) / size)])
-    .filter(([, count]) => count > 0)
-    .map(([unit, count]) => `${count} ${unit}`)
-    .join(" ");
+  const [[unit, size], [smaller, part]] = units.slice(first);
+  const rest = Math.floor((ms % size) / part);
+  return `${Math.floor(ms / size)} ${unit}${rest ? ` ${rest} ${smaller}` : ""}`;
 }
 
 /** Enough of an id to distinguish two on a page. */

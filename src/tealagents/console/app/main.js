@@ -1,16 +1,14 @@
 /** The console: a client of the service's public API, in a page. */
 import {html, render, useEffect, useMemo, useRef, useState} from "./html.js";
 import {Client} from "../vendor/client.js";
-import {App, setTime} from "./context.js";
+import {App, setTime, useRoute} from "./context.js";
 import {Inbox, traces, useRead} from "./data.js";
-import {useRoute} from "./router.js";
-import {drafts, restored, signOut, SIGNED_OUT} from "./session.js";
+import {drafts, restored, SIGNED_OUT, SignIn, signOut} from "./session.js";
 import {Approvals} from "./approvals.js";
 import {Compare, marks} from "./travel.js";
 import {ran} from "./live.js";
 import {NewConversation} from "./conversation.js";
 import {applyTheme, Sidebar, titles} from "./sidebar.js";
-import {SignIn} from "./signin.js";
 import {TaskView} from "./task.js";
 import {unfolded} from "./turn.js";
 import {Back, Guard, Pending, Problem} from "./ui.js";
@@ -41,8 +39,9 @@ function Console({config, session, onSignOut, onLapsed}) {
   }, [app, who]);
   useEffect(() => {
     if (!notice.text) return;
-    const timer = setTimeout(() => setNotice({}), 6000);
-    return () => clearTimeout(timer);
+    // not while one points at it or has the focus in it
+    const timer = setInterval(() => document.querySelector(".notice:is(:hover, :focus-within)") ?? setNotice({}), 6000);
+    return () => clearInterval(timer);
   }, [notice]);
   const [place, id] = route.path;
   return html`

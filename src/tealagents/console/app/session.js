@@ -1,8 +1,12 @@
 /**
- * Who is signed in. The proof stays in this tab, never in an address; so does what was not sent.
+ * Signing in, and who is signed in. The proof stays in this tab, never in an address; so does what was not sent.
  *
  * A session is `{me, label, token}`; `token` is a text, or a function that gives one, or null for now.
  */
+import {html, useState} from "./html.js";
+import {readable} from "./text.js";
+import {Icon, Problem} from "./ui.js";
+
 const AGENT = new URL("../..", location).pathname; // of any version: others may have the same origin
 const KEPT = `tealagents.console.session ${AGENT}`;
 
@@ -12,7 +16,7 @@ export const SIGNED_OUT = {code: "unauthenticated", detail: "The service no long
 const DRAFT = `tealagents.console.draft ${AGENT} `;
 
 /** By a name, for `mock`, or by a token from elsewhere. */
-export function signIn(session) {
+function signIn(session) {
   try {
     sessionStorage.setItem(KEPT, JSON.stringify(session));
   } catch {} // no room: a reload forgets it
@@ -83,4 +87,73 @@ export async function signOut(config, refusal) {
     const {signOutOfEntra} = await import("./entra.js");
     await signOutOfEntra(config.sign_in);
   }
+}
+
+const NAME = /^[\x21-\x7e]{1,200}$/;
+
+/** The first page: who are you? */
+export function SignIn({config, onSignedIn, error}) {
+  const Form = {mock: NameForm, entra: EntraForm}[config.sign_in.kind] ?? TokenForm;
+  return html`
+    <main class="signin">
+      <img src="icon.svg" alt="" width="44" height="44" />
+      <h1>${readable(config.name)} <small>${readable(config.version)}</small></h1>
+      <p class="muted">${readable(config.description)}</p>
+      ${error && html`<${Problem} error=${error} />`}
+      <${Form} config=${config} onSignedIn=${onSignedIn} />
+    </main>
+  `;
+}
+
+function NameForm({onSignedIn}) {
+  const [name, setName] = useState("");
+  const wrong = name !== "" && !NAME.test(name);
+  return html`
+    <form onSubmit=${(event) => (event.preventDefault(), onSignedIn(signIn({kind: "mock", name})))}>
+      <label for="name">Your name</label>
+      <input id="name" value=${name} onInput=${(event) => setName(event.target.value)} autocomplete="username"
+        autofocus spellcheck=${false} aria-describedby="name-help" aria-invalid=${wrong} />
+      <p id="name-help" class=${wrong ? "wrong" : "muted"}>
+        ${wrong
+          ? "Up to 200 letters from A to Z, digits and symbols, without accents or spaces."
+          : "This service checks no passwords: you are who you say you are. Everything you create belongs to this name."}
+      </p>
+      <button class="primary" disabled=${!NAME.test(name)}>Continue</button>
+    </form>
+  `;
+}
+
+function TokenForm({onSignedIn}) {
+  const [text, setText] = useState("");
+  const token = text.trim().replace(/^Bearer +/i, ""); // as it is copied from a header
+  return html`
+    <form onSubmit=${(event) => (event.preventDefault(), onSignedIn(signIn({kind: "token", token})))}>
+      <label for="token">Bearer token</label>
+      <input id="token" type="password" value=${text} onInput=${(event) => setText(event.target.value)}
+        autocomplete="off" autofocus aria-describedby="token-help" />
+      <p id="token-help" class="muted">An access token for this service. It stays in this tab.</p>
+      <button class="primary" disabled=${!/^[\x21-\x7e]+$/.test(token)}>Continue</button>
+    </form>
+  `;
+}
+
+function EntraForm({config}) {
+  const [error, setError] = useState(null);
+  const [leaving, setLeaving] = useState(false);
+  const start = async () => {
+    setLeaving(true);
+    try {
+      const {signInWithEntra} = await import("./entra.js");
+      await signInWithEntra(config.sign_in);
+    } catch (failure) {
+      if (failure.errorCode !== "user_cancelled") setError(failure);
+      setLeaving(false);
+    }
+  };
+  return html`
+    ${error && html`<${Problem} error=${error} />`}
+    <button class="primary" disabled=${leaving} onClick=${start} autofocus>
+      <${Icon} name="check" /> ${leaving ? "Going to the sign-in page …" : "Sign in with Microsoft"}
+    </button>
+  `;
 }

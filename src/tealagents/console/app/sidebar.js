@@ -1,9 +1,8 @@
 /** What there is: conversations by session, the inbox, and who is signed in. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
-import {isForeign, useApp, useAttempt, useShow} from "./context.js";
+import {href, isForeign, leave, navigate, useApp, useAttempt, useShow} from "./context.js";
 import {Shared, useChanges, useInbox, usePages, useRead} from "./data.js";
 import {asObject, plural, shortId} from "./format.js";
-import {href, leave, navigate} from "./router.js";
 import {readable} from "./text.js";
 import {Dialog, Icon, IconButton, inView, Menu, Problem, Status, Time} from "./ui.js";
 
@@ -24,7 +23,7 @@ export function Sidebar({route, label, onSignOut}) {
     <nav class="sidebar" tabindex="-1" aria-label="Console">
       <header class="brand">
         <img src="icon.svg" alt="" width="28" height="28" />
-        <h1>${readable(config.name)} <small>${readable(config.version)}</small></h1>
+        <h1><span class="clip">${readable(config.name)}</span> <small>${readable(config.version)}</small></h1>
       </header>
       <div class="places">
         <a class="place" href=${href("new")} aria-current=${place === "new" ? "page" : undefined}>

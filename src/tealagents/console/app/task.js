@@ -1,9 +1,8 @@
 /** One task: what it is called, how it stands, and its views. */
 import {html, useLayoutEffect, useRef, useState} from "./html.js";
-import {isForeign, serviceTime, useApp, useAttempt, useFork} from "./context.js";
+import {href, isForeign, leave, serviceTime, useApp, useAttempt, useFork} from "./context.js";
 import {FRESH, useChanges, useRead} from "./data.js";
 import {asObject, isObject, longTime, shortId} from "./format.js";
-import {href, leave} from "./router.js";
 import {Title, titleOf} from "./sidebar.js";
 import {Audit} from "./audit.js";
 import {Conversation} from "./conversation.js";

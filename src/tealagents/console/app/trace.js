@@ -1,9 +1,8 @@
 /** The trace: the steps of each request as bars in time, with what went in and out. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
-import {useApp, useAttempt} from "./context.js";
+import {useApp, useAttempt, useRoute} from "./context.js";
 import {useRead} from "./data.js";
 import {duration, exactJson, longTime, number, plural, shortId, timeOfDay} from "./format.js";
-import {useRoute} from "./router.js";
 import {exact, Json, Plain} from "./text.js";
 import {Empty, Loading, More, Pending, Problem} from "./ui.js";
 
@@ -35,7 +34,7 @@ export function Trace({task}) {
 
 const Legend = () => html`
   <ul class="legend" aria-label="Kinds of steps">
-    ${["model", "tool", "approval", "error"].map((kind) => html`<li key=${kind}><i class="key" data-kind=${kind}></i>${KINDS[kind]}</li>`)}
+    ${Object.entries(KINDS).map(([kind, name]) => html`<li key=${kind}><i class="key" data-kind=${kind}></i>${name}</li>`)}
     <li><i class="key first-piece"></i>First delta</li>
   </ul>
 `;

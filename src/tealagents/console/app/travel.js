@@ -1,9 +1,8 @@
 /** Time travel: the tree of requests, and the comparison of two. */
 import {html, useMemo, useState} from "./html.js";
-import {useApp, useAttempt, useFork} from "./context.js";
+import {href, useApp, useAttempt, useFork} from "./context.js";
 import {FRESH, Shared, turnsOf, useMessages, usePages, useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
-import {href} from "./router.js";
 import {textIn, Title} from "./sidebar.js";
 import {readable} from "./text.js";
 import {Turn} from "./turn.js";
@@ -73,7 +72,7 @@ function Tree({nodes, marked, onMark, onLook, task, foreign, reload}) {
   const line = (node) => {
     if (!row.has(node.parent)) return `M${x(node.id)} ${height}V${y(node.id)}`;
     const [x1, y1, x2, y2] = [x(node.parent), y(node.parent), x(node.id), y(node.id)];
-    return x1 === x2 ? `M${x1} ${y1}V${y2}` : `M${x1} ${y1}C${x1} ${y1 - ROW * 0.6} ${x2} ${y1 - ROW * 0.2} ${x2} ${y1 - ROW}V${y2}`;
+    return `M${x1} ${y1}C${x1} ${y1 - ROW * 0.6} ${x2} ${y1 - ROW * 0.2} ${x2} ${y1 - ROW}V${y2}`;
   };
   const width = Math.min(count, MOST_LANES + 1) * LANE;
   const height = rows.length * ROW;
@@ -206,19 +205,17 @@ function finished(checkpoints, said) {
 function lanesOf(nodes) {
   const place = new Map(nodes.map((node, at) => [node.id, at]));
   const lanes = new Map();
-  const size = 2 ** Math.ceil(Math.log2(nodes.length));
-  // at size + n, the place of the newest node in lane n; before that, at n, the lower of what is at 2n and 2n + 1
-  const newest = new Array(2 * size).fill(-2);
-  let count = 1;
+  /** by lane, the place of its newest node */
+  const newest = [];
   for (const [now, {id, parent}] of nodes.entries()) {
     const parted = parent === null ? now : (place.get(parent) ?? -1);
-    let at = size + lanes.get(parent);
-    if (newest[at] !== parted) for (at = 1; at < size; ) at = 2 * at + (newest[2 * at] >= parted);
-    lanes.set(id, at - size);
-    count = Math.max(count, at - size + 1);
-    for (newest[at] = now; (at >>= 1); ) newest[at] = Math.min(newest[2 * at], newest[2 * at + 1]);
+    let lane = lanes.get(parent);
+    if (newest[lane] !== parted) lane = newest.findIndex((last) => last < parted);
+    if (lane < 0) lane = newest.length;
+    lanes.set(id, lane);
+    newest[lane] = now;
   }
-  return {lanes, count};
+  return {lanes, count: newest.length};
 }
 
 /** `sides`: task, checkpoint, task, checkpoint; a checkpoint is an id or `current` */

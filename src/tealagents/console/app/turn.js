@@ -1,11 +1,10 @@
 /** One request in a conversation. */
 import {html, useRef} from "./html.js";
-import {useApp, useAttempt} from "./context.js";
+import {href, useApp, useAttempt} from "./context.js";
 import {FRESH, useDecisions, useRead} from "./data.js";
 import {duration} from "./format.js";
 import {ran} from "./live.js";
 import {Markdown} from "./markdown.js";
-import {href} from "./router.js";
 import {exact, Json, Plain, readable} from "./text.js";
 import {Guard, Icon, IconButton, inView, inWords, Status, Time} from "./ui.js";
 
@@ -123,7 +122,7 @@ function Ending({requestId, answered, place}) {
   };
   const {data} = useRead(look, [client, requestId], FRESH);
   const request = requests.get(requestId) ?? data;
-  if (answered) return html`<${Cut} content=${request?.content} />`;
+  if (answered) return html`<${Extra} content=${request?.content} />`;
   if (!request || request.status === "Completed") return null;
   const output = request.content?.output;
   return html`
@@ -137,9 +136,14 @@ const CUT = new Map([
   ["content_filter", "The answer was stopped by the model service's content filter."],
 ]);
 
-export function Cut({content}) {
-  const why = CUT.get(content?.extra_data?.finish_reason);
-  return why && html`<div class="ended" role="status"><${Icon} name="warn" /><p>${why}</p></div>`;
+/** What an answer says besides its text: why it was cut off, and what tools added to it. */
+export function Extra({content}) {
+  const {finish_reason, ...data} = content?.extra_data ?? {};
+  const why = CUT.get(finish_reason);
+  return html`
+    ${why && html`<div class="ended" role="status"><${Icon} name="warn" /><p>${why}</p></div>`}
+    ${Object.keys(data).length > 0 && html`<details class="call"><summary>Data from tools<span class="outcome" /></summary><${Json} value=${data} /></details>`}
+  `;
 }
 
 export function Ended({status, problem}) {
