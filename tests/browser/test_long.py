@@ -199,6 +199,42 @@ def test_a_text_without_a_place_to_break_is_laid_out_at_once(ada: Tab, service: 
     assert ada.page.locator(".plain, .markdown").evaluate_all(kerning) == ["none", "none"]
 
 
+def test_a_piece_costs_as_much_in_a_long_answer_as_in_a_short_one(ada: Tab) -> None:
+    """What has settled is not parsed again, and stays what it was: one can select text in it. All of it is
+    shown, as it is once the answer has ended."""
+    grow = """async () => {
+        const {html, render} = await import("./app/html.js");
+        const {Markdown} = await import("./app/markdown.js");
+        const [growing, ended] = [document.createElement("div"), document.createElement("div")];
+        const some = (at) => `Line **${at}**.\\n\\n- item\\n- ${at}\\n\\n## Head ${at}`;
+        const blocks = Array.from({length: 200}, (_, at) => some(at));
+        const text = blocks.join("\\n\\n");
+        const {exec} = RegExp.prototype;
+        let count = 0;
+        RegExp.prototype.exec = function (text) {
+            count += 1;
+            return exec.call(this, text);
+        };
+        const costs = [];
+        let first;
+        for (let at = 100; at < text.length + 100; at += 100) {
+            count = 0;
+            render(html`<${Markdown} text=${text.slice(0, at)} growing />`, growing);
+            costs.push(count);
+            first ??= growing.querySelector(".block");
+        }
+        RegExp.prototype.exec = exec;
+        render(html`<${Markdown} text=${text} />`, ended);
+        const words = ({textContent}) => textContent.replace(/\\s/g, "");
+        return {costs, kept: growing.contains(first), whole: words(growing) === words(ended)};
+    }"""
+    found = ada.page.evaluate(grow)
+    assert found["kept"]
+    assert found["whole"]
+    assert len(found["costs"]) > 80
+    assert max(found["costs"][-30:]) < 2 * max(found["costs"][:30])
+
+
 def test_of_many_requests_the_newest_are_drawn(ada: Tab, service: ServiceThread) -> None:
     """In the tree and in the trace, with a way to the others; hundreds of old branches are not asked for."""
     task, ids = _imported(service, [None, *[0] * 500, *range(500, 1199)])

@@ -81,8 +81,7 @@ function cells(part) {
 }
 
 /** Blocks that can be rendered each on its own, or null where the text is better shown as it is. */
-function blocksOf(given) {
-  const text = given.replace(/\r\n?/g, "\n");
+function blocksOf(text) {
   if (text.length > LONGEST_TEXT || DEEPEST_LINE.test(text) || TANGLED.test(text)) return null;
   const blocks = text.split(ENDS_OF_BLOCKS);
   if (sum(blocks, area) > COSTLIEST_BLOCKS || sum(blocks, cells) > MOST_TEXTS) return null;
@@ -94,20 +93,46 @@ function blocksOf(given) {
     const inTexts = sum(lexer.inlineQueue, ({src}) => src.length ** 2 + 16 * (src.match(/[*_~]/g)?.length ?? 0) ** 2);
     if (inTexts > COSTLIEST_TEXTS) return null;
     for (const {src, tokens} of lexer.inlineQueue) lexer.inlineTokens(src, tokens);
-    return lexer.tokens.filter((token) => token.type !== "space" && token.type !== "def");
+    return lexer.tokens;
   } catch {
     return null; // it can be read as it stands
   }
 }
 
-/** Text as markdown, or as JSON if it begins so; `growing`, only the block that has changed is made anew. */
+/** characters of a growing text from which on its blocks settle, but for the last tokens, which what comes may join */
+const MOST_UNSETTLED = 2000;
+const LAST = 4;
+
+const group = (tokens) => html`<div class="markdown">
+  ${tokens
+    .filter(({type}) => type !== "space" && type !== "def")
+    .map((token, place) => html`<${Made} key=${place} tokens=${[token]} raw=${token.type + token.raw} name="block" />`)}
+</div>`;
+
+/** A text that grows, in groups of blocks. Those that have settled are neither parsed nor compared again. */
+function grown(text, known) {
+  if (!text.startsWith(known.settled)) Object.assign(known, {settled: "", groups: []});
+  const {settled, groups} = known;
+  let tokens = text.length > LONGEST_TEXT ? null : blocksOf(text.slice(settled.length));
+  if (tokens?.length > LAST && text.length - settled.length > MOST_UNSETTLED) {
+    const last = tokens.splice(-LAST);
+    groups.push(group(tokens));
+    known.settled = text.slice(0, text.length - sum(last, ({raw}) => raw.length));
+    tokens = last;
+  }
+  return tokens && [...groups, group(tokens)];
+}
+
+/** Text as markdown, or as JSON if it begins so. */
 export function Markdown({text, growing = false}) {
-  const blocks = useMemo(() => (/^\s*[[{][\s[{]*"/.test(text) ? prettyJson : blocksOf)(text), [text]);
-  if (!Array.isArray(blocks)) return html`<${Plain} text=${blocks ?? text} code=${blocks} as=${readable} />`;
-  if (!growing) return html`<${Made} tokens=${blocks} raw=${text} name="markdown" />`;
-  return html`<div class="markdown">
-    ${blocks.map((token, place) => html`<${Made} key=${place} tokens=${[token]} raw=${token.type + token.raw} name="block" />`)}
-  </div>`;
+  const known = useRef({settled: "", groups: []});
+  const shown = useMemo(() => {
+    if (/^\s*[[{][\s[{]*"/.test(text)) return prettyJson(text);
+    const lines = text.replace(/\r\n?/g, "\n");
+    return growing ? grown(lines, known.current) : blocksOf(lines);
+  }, [text]);
+  if (!Array.isArray(shown)) return html`<${Plain} text=${shown ?? text} code=${shown} as=${readable} />`;
+  return growing ? html`<div class="markdown">${shown}</div>` : html`<${Made} tokens=${shown} raw=${text} name="markdown" />`;
 }
 
 /** What tokens stand for, which is anew only if `raw` is. */
