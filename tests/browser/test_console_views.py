@@ -1272,6 +1272,28 @@ def test_a_list_keeps_its_pages_together(tabs: Tabs, service: ServiceThread) -> 
     expect(titles).to_have_text([f"number {n}" for n in (4, 3, 2, 0)])
 
 
+def test_a_page_that_is_added_while_the_list_is_read_again_stays(tabs: Tabs, service: ServiceThread) -> None:
+    """The reading began before, with fewer pages."""
+    for n in range(5):
+        talk(service, f"number {n}", user="eli")
+    eli = tabs.signed_in(f"{service.url}/console/", "eli")
+    eli.page.route("**/tasks?**", _by_two)
+    eli.page.reload()
+    titles = eli.page.locator(".tasks .title")
+    eli.button("Older conversations").click()
+    expect(titles).to_have_count(4)
+    talk(service, "number 5", user="eli")
+    held: list[Route] = []
+    eli.page.route("**/tasks?**cursor=**", lambda route: held.append(route), times=1)
+    eli.look_again()
+    eli.held(held)
+    eli.button("Older conversations").click()
+    expect(titles).to_have_text([f"number {n}" for n in range(4, -1, -1)])
+    _by_two(held[0])
+    expect(titles).to_have_text([f"number {n}" for n in range(5, -1, -1)])
+    eli.page.unroute_all(behavior="ignoreErrors")
+
+
 def test_a_page_that_comes_late_does_not_join_another_list(tabs: Tabs, service: ServiceThread) -> None:
     """It belongs to the list as it was filtered when it was asked for."""
     for n in range(3):

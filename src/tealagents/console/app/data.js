@@ -71,12 +71,12 @@ export function useChanges(reload) {
 const MOST_EMPTY = 20;
 
 /**
- * Adds pages, if there are any: up to `count`, and until one from `from` on holds something. The service looks through a
- * number of items for each page, and may find none.
+ * Adds pages, if there are any: up to as many as are shown by then, and until one from `from` on holds something. The
+ * service looks through a number of items for each page, and may find none.
  */
-async function goOn(list, pages, count, from) {
+async function goOn(list, pages, shown, from) {
   const isFound = () => pages.slice(from).some((page) => page.items.length) || pages.length - from >= MOST_EMPTY;
-  while (pages.at(-1).next_cursor !== null && (pages.length < count || !isFound()))
+  while (pages.at(-1).next_cursor !== null && (pages.length < shown.pages.length || !isFound()))
     pages.push(await list.page(pages.at(-1).next_cursor));
   return pages;
 }
@@ -96,7 +96,7 @@ export function usePages(list, keys, everyMs) {
     const pages = [await list.page()];
     const kept = asked === shown.read && Date.now() - shown.since < SAME_MS && sameItems(pages[0], shown.pages[0]);
     if (kept) pages.push(...shown.pages.slice(1));
-    await goOn(list, pages, shown.pages.length, 0);
+    await goOn(list, pages, shown, 0);
     if (!kept) Object.assign(shown, {read: asked, since: Date.now()});
     return (shown.pages = pages);
   };
@@ -106,7 +106,7 @@ export function usePages(list, keys, everyMs) {
   const more = useAttempt()(async () => {
     const cursor = next();
     const known = shown.pages.length;
-    const pages = await goOn(list, [...shown.pages], 0, known);
+    const pages = await goOn(list, [...shown.pages], shown, known);
     if (cursor === next()) shown.pages = [...shown.pages, ...pages.slice(known)]; // else they were read again
     redraw((n) => n + 1);
   });
