@@ -35,6 +35,8 @@ class MonitoredService(ForkedService):
                 "TA_PERSISTENCE": f"sqlite:///{folder / 'state.db'}",
                 "TA_PLUGIN_MODULE": str(PLUGINS),
                 "TA_METRICS_PORT": str(self.metrics_port),
+                # a model that is silent stays so for as long as a slow machine takes
+                "TA_LIMITS__FIRST_PIECE_TIMEOUT_SECONDS": "600",
                 **env,
             },
         )

@@ -22,9 +22,19 @@ EACH = 3
 
 
 def in_flight(service: MonitoredService) -> dict[int, float]:
-    """How many requests run, by the worker's process."""
+    """How many requests run, by the worker's process; one that does not answer in time is left out."""
     name = "tealagents_requests_in_flight"
     return {int(each.labels["worker"]): each.value for each in service.samples() if each.name == name}
+
+
+def both(service: MonitoredService, running: float | None = None) -> dict[int, float]:
+    """The same of both workers, once they run that many together."""
+
+    def look() -> dict[int, float] | None:
+        found = in_flight(service)
+        return found if len(found) == 2 and running in (None, sum(found.values())) else None
+
+    return until(look)
 
 
 def sent(service: MonitoredService, words: str = "think", **fields: str) -> httpx.Response:
@@ -37,7 +47,7 @@ def test_admission_is_counted_by_worker(nursery: Nursery, tmp_path: Path) -> Non
     """Two workers take twice as many requests as one; then each refuses, whichever is asked."""
     limit = {"TA_LIMITS__MAX_CONCURRENT_REQUESTS": str(EACH)}
     with monitored(nursery, tmp_path, SCRIPT, workers=2, **limit) as service:
-        until(lambda: len(in_flight(service)) == 2)
+        both(service)
         taken: list[httpx.Response] = []
 
         def full() -> bool:
@@ -56,10 +66,9 @@ def test_admission_is_counted_by_worker(nursery: Nursery, tmp_path: Path) -> Non
 def test_a_worker_that_dies_is_replaced(nursery: Nursery, tmp_path: Path) -> None:
     """What it ran is interrupted by the others, the task continues there, and there are two workers again."""
     with monitored(nursery, tmp_path, SCRIPT, workers=2, TA_LIMITS__LEASE_SECONDS="3") as service:
-        until(lambda: len(in_flight(service)) == 2)
+        both(service)
         running = sent(service).json()
-        until(lambda: sum(in_flight(service).values()) == 1)
-        before = in_flight(service)
+        before = both(service, running=1)
         os.kill(next(pid for pid, requests in before.items() if requests), signal.SIGKILL)
         with service.client() as client:
 
@@ -70,7 +79,7 @@ def test_a_worker_that_dies_is_replaced(nursery: Nursery, tmp_path: Path) -> Non
             until(lambda: answers(ended))
             answer = client.post("", json=message("hello", task_id=running["task_id"]))
             assert answer.json()["status"] == "Completed"
-        until(lambda: len(in_flight(service)) == 2 and in_flight(service).keys() != before.keys())
+        until(lambda: both(service).keys() != before.keys())
         (line,) = [line for line in service.log().splitlines() if "has ended with -9" in line]
         assert json.loads(line)["level"] == "WARNING"
 
@@ -78,18 +87,17 @@ def test_a_worker_that_dies_is_replaced(nursery: Nursery, tmp_path: Path) -> Non
 def test_a_worker_that_cannot_be_replaced_stops_no_other(nursery: Nursery, tmp_path: Path) -> None:
     """What keeps a worker from starting may pass: meanwhile the others serve, and then two serve again."""
     with monitored(nursery, tmp_path, SCRIPT, workers=2) as service:
-        until(lambda: len(in_flight(service)) == 2)
+        dies, stays = both(service)
         until(lambda: service.log().count("Application startup complete.") == 2)
         text = service.config_path.read_text()
         service.config_path.write_text("no: config")
-        dies, stays = in_flight(service)
         os.kill(dies, signal.SIGKILL)
         until(lambda: service.log().count("ended with 3;") == 2)
         with service.client() as client:
             assert client.post("", json=message("hello")).json()["status"] == "Completed"
-        assert stays in in_flight(service)
+        until(lambda: stays in in_flight(service))
         service.config_path.write_text(text)
-        until(lambda: len(in_flight(service)) == 2)
+        both(service)
         assert service.terminate() == 0
 
 
@@ -99,8 +107,7 @@ def test_a_supervisor_that_can_start_no_process_keeps_the_workers_it_has(
     """As where a limit is reached just when a worker is to be restarted (SIGHUP), to be added (SIGTTIN), or
     dies: then it tries again, and two serve again."""
     with monitored(nursery, tmp_path, SCRIPT, workers=2) as service:
-        until(lambda: len(in_flight(service)) == 2)
-        dies, stays = in_flight(service)
+        dies, stays = both(service)
         files = resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (3, files[1]))
         os.kill(service.process.pid, signal.SIGHUP)
@@ -111,8 +118,7 @@ def test_a_supervisor_that_can_start_no_process_keeps_the_workers_it_has(
         with service.client() as client:
             assert client.post("", json=message("hello")).json()["status"] == "Completed"
         resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, files)
-        until(lambda: len(in_flight(service)) == 2)
-        assert stays in in_flight(service)
+        assert stays in both(service)
         assert service.value("tealagents_workers_wanted") == 2  # none was added
         assert service.terminate() == 0
 
@@ -122,10 +128,9 @@ def test_a_worker_that_is_replaced_or_removed_leaves_what_is_new_to_the_others(
     nursery: Nursery, tmp_path: Path, number: signal.Signals
 ) -> None:
     """They share its address: while it drains, none is refused there, nor on idle connections to it."""
-    limits = {"TA_LIMITS__DRAIN_SECONDS": "600", "TA_LIMITS__FIRST_PIECE_TIMEOUT_SECONDS": "600"}
+    limits = {"TA_LIMITS__DRAIN_SECONDS": "600"}
     with monitored(nursery, tmp_path, SCRIPT, workers=2, **limits) as service, ExitStack() as clients:
-        until(lambda: len(in_flight(service)) == 2)
-        until(lambda: sent(service).status_code == 202 and all(in_flight(service).values()))  # so both drain
+        until(lambda: sent(service).status_code == 202 and all(both(service).values()))  # so both drain
         idle = [clients.enter_context(service.client()) for _ in range(8)]
         for client in idle:
             assert client.get("/health/ready").status_code == 200
@@ -141,8 +146,7 @@ def test_a_worker_that_is_replaced_or_removed_leaves_what_is_new_to_the_others(
 def test_a_new_worker_has_all_limits_of_the_config_that_it_reads(nursery: Nursery, tmp_path: Path) -> None:
     """Also those of the server itself, such as how long an idle connection stays open."""
     with monitored(nursery, tmp_path, SCRIPT, workers=2) as service:
-        until(lambda: len(in_flight(service)) == 2)
-        before = in_flight(service).keys()
+        before = both(service).keys()
         config = yaml.safe_load(service.config_path.read_text())
         config["spec"]["limits"] = {"idle_connection_seconds": 0.5}
         service.config_path.write_text(yaml.safe_dump(config))
@@ -159,8 +163,7 @@ def test_a_new_worker_has_all_limits_of_the_config_that_it_reads(nursery: Nurser
 def test_workers_stop_when_their_supervisor_is_killed(nursery: Nursery, tmp_path: Path) -> None:
     """No process is left that answers on the port, and none that holds a lease."""
     with monitored(nursery, tmp_path, SCRIPT, workers=2) as service:
-        until(lambda: len(in_flight(service)) == 2)
-        workers = list(in_flight(service))
+        workers = list(both(service))
         service.process.kill()
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
