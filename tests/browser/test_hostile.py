@@ -8,7 +8,7 @@ import httpx
 import pytest
 from agents import ENVIRONMENT, agent
 from hostile import EVIL, TEXTS
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread, offline_service
@@ -152,18 +152,27 @@ def _open_all(tab: Tab, selector: str) -> None:
     tab.page.evaluate("(s) => document.querySelectorAll(s).forEach((each) => each.click())", selector)
 
 
+def _open_in_steps(closed: Locator, opened: Locator, count: int) -> None:
+    """Clicks what is closed, 20 at once: to lay out all of it takes a slow machine longer than any wait."""
+    expect(closed).to_have_count(count)
+    for shown in range(20, count + 1, 20):
+        closed.evaluate_all("(all) => all.slice(0, 20).forEach((each) => each.click())")
+        expect(opened).to_have_count(shown)
+
+
 def _scrolled_up(tab: Tab) -> set[str]:
-    """Scrolls to the first message, unfolding every call; the turns that were drawn on the way."""
+    """Scrolls to the first message, unfolding every call; the places of what was drawn on the way."""
     seen: set[str] = set()
+    turns = tab.page.get_by_role("region", name="Messages").get_by_role("article")
     while True:
         _open_all(tab, ".call:not([open]) summary")
-        turns = tab.page.locator(".turn[id]")
-        seen |= set(turns.evaluate_all("(all) => all.map((each) => each.id)"))
-        first = turns.first.get_attribute("id")
-        if tab.page.locator("[aria-posinset='1']").count():
+        # at one moment: more is drawn between two
+        drawn = turns.evaluate_all("(all) => all.map((each) => each.getAttribute('aria-posinset'))")
+        seen |= set(drawn)
+        if "1" in drawn:
             return seen
         tab.page.locator(".scroller").evaluate("(box) => { box.scrollTop = 0; }")
-        expect(turns.first).not_to_have_id(first or "")
+        expect(turns.first).not_to_have_attribute("aria-posinset", drawn[0])
 
 
 def _all_listed(tab: Tab, least: int) -> None:
@@ -202,8 +211,9 @@ def test_in_the_trace_the_tree_and_the_audit(ada: Tab, talk: str) -> None:
     """As inputs and outputs of steps, as labels of the tree, as actors and actions."""
     ada.open("tasks", talk, "trace")
     expect(ada.page.locator(".waterfall")).to_have_count(60)
-    _open_all(ada, ".step-line")
-    expect(ada.page.locator(".step:not([data-kind=reduction]) .step-details")).to_have_count(180)
+    steps = ada.page.locator(".step:not([data-kind=reduction])")
+    _open_in_steps(steps.locator("[aria-expanded=false]"), steps.locator(".step-details"), 180)
+    _open_all(ada, ".step-line[aria-expanded=false]")
     _harmless(ada)
     ada.open("tasks", talk, "travel")
     expect(ada.page.locator(".node")).to_have_count(60)
@@ -219,12 +229,7 @@ def test_in_what_the_model_was_sent(ada: Tab, talk: str) -> None:
     ada.open("tasks", talk, "trace")
     expect(ada.page.locator(".waterfall")).to_have_count(60)
     _open_all(ada, ".step[data-kind=model] .step-line")
-    shown, buttons = ada.page.locator(".sent-parts"), ada.page.locator(".sent > p button")
-    expect(buttons).to_have_count(120)
-    # in steps: to lay out all of them takes a slow machine longer than any wait
-    for opened in range(20, 121, 20):
-        buttons.evaluate_all("(all) => all.slice(0, 20).forEach((each) => each.click())")
-        expect(shown).to_have_count(opened)
+    _open_in_steps(ada.page.locator(".sent > p button"), ada.page.locator(".sent-parts"), 120)
     for origin in ("history", "request"):
         expect(ada.page.locator(f".sent-part[data-origin={origin}]").first).to_be_visible()
     _harmless(ada)
@@ -292,12 +297,13 @@ def test_in_pauses_and_errors(ada: Tab, paused: dict[str, str], ended: dict[str,
     ada.page.reload()  # a tab that was open before may have seen the decided one wait, and keep it in view
     files = ada.page.locator(".card", has_text="Files-delete")
     expect(files.locator(".shown-call")).to_have_count(60)
-    files.locator(".shown-call .quiet").evaluate_all("(all) => all.forEach((each) => each.click())")
-    expect(files.locator(".fields")).to_have_count(60)
+    edit = files.get_by_role("button", name="Edit the arguments")
+    _open_in_steps(edit, files.locator(".fields"), 60)
     _harmless(ada)
     ada.button("Decided").click()
     expect(files.get_by_text("Decided by ada")).to_be_visible()
     ada.open("tasks", ended["decided"], "trace")
+    expect(ada.page.locator(".step-line")).not_to_have_count(0)
     _open_all(ada, ".step-line")
     _harmless(ada)
     ada.open("tasks", ended["failed"])
