@@ -252,7 +252,7 @@ def test_what_is_damaged_is_read_once(ada: Tab, service: ServiceThread, code: st
         route.fulfill(status=500, json={"code": code, "detail": "It went wrong."})
 
     ada.page.route("**/checkpoints?**", refuse)
-    ada.page.clock.install()
+    ada.take_time()
     ada.open("tasks", answer["task_id"], "travel")
     expect(ada.text("It went wrong.")).to_be_visible()
     before = len(reads)
@@ -273,7 +273,7 @@ def test_what_is_gone_is_not_asked_for_until_there_may_be_something_again(
     (answer,) = talk(service, "My name is Ada.")
     with service.client("ada") as client:
         exported = client.get(f"/tasks/{answer['task_id']}/export").content
-        ada.page.clock.install()
+        ada.take_time()
         ada.record()
         ada.open("tasks", answer["task_id"])
         expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
@@ -781,7 +781,7 @@ def test_a_sign_in_of_a_gateway_says_to_reload_the_page(
 def test_a_message_that_takes_its_time_is_shown_to_be_on_its_way(ada: Tab, service: ServiceThread) -> None:
     """A network that is half open says nothing for a minute and a half."""
     calls = list[Route]()
-    ada.page.clock.install()
+    ada.take_time()
     ada.page.route(service.url, lambda route: calls.append(route))
     ada.open("new").say("My name is Ada.")
     expect(ada.button("Send")).to_be_disabled()
@@ -799,7 +799,7 @@ def test_that_an_edit_may_have_been_done_is_said_until_it_is_tried_again(
     """That the service is well is no answer to it."""
     *_, last = talk(service, "hello", "My name is Ada.")
     ada.may_be_cut = True
-    ada.page.clock.install()
+    ada.take_time()
     ada.open("tasks", last["task_id"]).button("Edit and send again").last.click()
     editing = ada.page.locator(".editing")
     editing.locator("textarea").fill("My name is Eda.")
@@ -834,7 +834,7 @@ def test_that_the_service_is_shutting_down_is_said_until_it_is_back(ada: Tab, se
 def test_why_a_message_found_no_room_is_said_until_it_is_changed(ada: Tab, service: ServiceThread) -> None:
     """That the service is well says nothing of a queue that is full."""
     ada.expected = {503}
-    ada.page.clock.install()
+    ada.take_time()
     full = {"code": "overloaded", "title": "Overloaded", "detail": "Too many messages wait on this task."}
     _always(ada, service.url, status=503, json=full, headers={"retry-after": "600"})
     ada.open("new").say("My name is Ada.")

@@ -35,6 +35,12 @@ _WATCH_POLICY = """
 addEventListener("securitypolicyviolation", (event) =>
   console.error(`POLICY ${event.effectiveDirective} ${event.blockedURI} ${event.sample}`));
 """
+#: a notice goes after six seconds, which a slow machine may take to look for it: here it stays until it is
+#: closed, or another one comes, unless a test has taken the page's time
+_KEEP_NOTICES = """
+const {setTimeout: later} = window;
+window.setTimeout = (call, ms, ...given) => (ms === 6000 ? 0 : later(call, ms, ...given));
+"""
 #: whether a user is signed in still, and nothing outside of the view was changed that outlives it
 _AS_IT_BEGAN = """(user) => user === JSON.parse(
     sessionStorage.getItem("tealagents.console.session " + new URL("../..", location).pathname))?.name
@@ -55,7 +61,7 @@ class Tab:
         self.begin(console)
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.errors.append(f"{error.name}: {error.message}"))
-        self.page.add_init_script(_WATCH_POLICY)
+        self.page.add_init_script(_WATCH_POLICY + _KEEP_NOTICES)
 
     def begin(self, console: str) -> None:
         """Gives it to a test, and drops what was reported before."""
@@ -64,12 +70,13 @@ class Tab:
         self.expected: set[int] = set()
         #: whether the test cuts connections
         self.may_be_cut = False
+        self._has_own_time = False
         self.errors: list[str] = []
         self._requests: list[str] | None = None
 
     def rest(self) -> bool:
         """A test has ended; whether another one can have the tab."""
-        if self.may_be_cut or self.page.is_closed():
+        if self.may_be_cut or self._has_own_time or self.page.is_closed():
             return False
         for other in self.context.pages:
             if other is not self.page:
@@ -86,6 +93,11 @@ class Tab:
         else:
             self.forget()
         return True
+
+    def take_time(self) -> None:
+        """From now on the page's timers are those of a clock that the test can advance."""
+        self.page.clock.install()
+        self._has_own_time = True
 
     def record(self) -> None:
         """From now on the addresses of requests are kept.
