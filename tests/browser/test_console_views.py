@@ -77,7 +77,7 @@ def test_the_size_of_font_that_is_set_in_the_browser_is_followed(ada: Tab, servi
     expect(tree.locator(".node")).to_have_count(2)
     of_browser = ada.page.context.new_cdp_session(ada.page)
     of_browser.send("Page.setFontSizes", {"fontSizes": {"standard": 24}})
-    assert ada.page.evaluate("getComputedStyle(document.documentElement).fontSize") == "22.5px"
+    expect(ada.page.locator("html")).to_have_css("font-size", "22.5px")
     assert tree.evaluate(
         "tree => [...tree.querySelectorAll('.node')].every(n => n.scrollHeight <= n.clientHeight)"
     )
@@ -1104,8 +1104,8 @@ def test_a_number_of_any_size_is_no_metadata(ada: Tab, service: ServiceThread) -
 
 def test_the_time_to_decide_is_by_the_clock_of_the_service(tabs: Tabs, service: ServiceThread) -> None:
     """The browser's may be days off."""
-    (answer,) = talk(service, 'call Files-delete {"path": "notes.txt"}', user="late")
     late = tabs.signed_in(f"{service.url}/console/", "late")
+    (answer,) = talk(service, 'call Files-delete {"path": "notes.txt"}', user="late")
     late.page.evaluate("window.right = Date.now; Date.now = () => right() + 2 * 86_400_000")
     late.open("tasks", answer["task_id"])
     expect(late.page.get_by_role("timer")).to_contain_text("23 h 59 min left")
@@ -1153,6 +1153,7 @@ def test_a_notice_says_where_an_edited_message_was_sent(
     ada.open("tasks", first["task_id"])
     said = ada.page.locator(".said", has_text=f"the {message}")
     said.get_by_role("button", name="Edit and send again").click()
+    expect(said.get_by_role("textbox", name="Message")).to_be_focused()
     ada.page.keyboard.type(" and more")
     ada.page.keyboard.press("Enter")
     expect(ada.page.locator(".notice")).to_have_text(
@@ -1165,7 +1166,11 @@ def test_two_clicks_make_one_fork(ada: Tab, service: ServiceThread) -> None:
     """The second one comes before the first one is answered."""
     (answer,) = talk(service, "hello", session_id=str(uuid4()))
     ada.open("tasks", answer["task_id"], "travel")
+    held: list[Route] = []
+    ada.page.route("**/fork", lambda route: held.append(route))
     ada.page.locator(".node").get_by_role("button", name="Fork").dblclick()
+    ada.held(held)
+    ada.page.unroute("**/fork")
     expect(ada.text("This is the fork. Changes here do not affect the original.")).to_be_visible()
     with service.client("ada") as client:
         session = client.get(f"/sessions/{answer['session_id']}").raise_for_status().json()

@@ -26,6 +26,15 @@ def _always(tab: Tab, url: str, **answer: Any) -> None:
     tab.page.route(url, lambda route: route.fulfill(**answer))
 
 
+def _cut_once(tab: Tab, **answer: Any) -> None:
+    """The first reading of events is answered with this; the others wait until `**/events` has no route.
+
+    The page would read them again after a second or two, and what it says until then might not be seen.
+    """
+    tab.page.route("**/events", lambda route: None)
+    _once(tab, "**/events", **answer)
+
+
 def _words(tab: Tab, error: dict[str, Any]) -> str:
     """How an error is worded."""
     worded = """async (error) => {
@@ -151,10 +160,11 @@ def test_an_answer_is_followed_although_one_reading_was_refused(ada: Tab, status
     """It did not fail, and runs still."""
     ada.expected = {status}
     refusal = {"code": "overloaded", "detail": "Too many requests."}
-    _once(ada, "**/events", status=status, headers={"retry-after": "1"}, json=refusal)
+    _cut_once(ada, status=status, headers={"retry-after": "1"}, json=refusal)
     with ada.page.expect_response(lambda seen: seen.url.endswith("/events") and seen.status == status):
         ada.say('call Files-delete {"path": "notes.txt"}')
     expect(ada.text("The connection was lost")).to_be_visible()
+    ada.page.unroute("**/events")
     expect(ada.button("Approve")).to_be_visible()
     expect(ada.page.locator(".ended")).to_have_count(0)
 
@@ -208,6 +218,7 @@ COUNTING = """text => {
 }"""
 
 
+@pytest.mark.usefixtures("closed")
 def test_an_answer_that_has_ended_stays_in_view_while_its_messages_are_read(
     ada: Tab, service: ServiceThread, gate: Path
 ) -> None:
@@ -318,9 +329,10 @@ def test_an_answer_is_followed_although_a_gateway_answered_in_the_place_of_the_s
 ) -> None:
     """Its pause is shown once the service can be reached again."""
     ada.expected = {404}
-    _once(ada, "**/events", **answer)
+    _cut_once(ada, **answer)
     ada.say('call Files-delete {"path": "notes.txt"}')
     expect(ada.text("The connection was lost")).to_be_visible()
+    ada.page.unroute("**/events")
     expect(ada.button("Approve")).to_be_visible()
     expect(ada.page.locator(".ended")).to_have_count(0)
 
@@ -415,11 +427,16 @@ def test_a_hidden_tab_follows_nothing_and_shows_the_answer_once_it_is_looked_at(
     ada.say("Please wait at the gate.")
     expect(ada.text("Let me see first.")).to_be_visible()
     task = ada.page.url.rpartition("/")[2]
-    # the task is looked at every few seconds: a read that the page has begun would bring the answer
-    with ada.page.expect_event("requestfinished", lambda seen: seen.url.endswith(task)):
-        pass
+    # the task is looked at every few seconds, once at a time: a look that has begun would bring the answer
+    looks: list[Route] = []
+    ada.page.route(f"**/tasks/{task}", lambda route: looks.append(route))
+    look = ada.held(looks)
     with ada.page.expect_event("requestfailed", lambda seen: seen.url.endswith("/events")):
         ada.page.evaluate(_HIDE)
+    with ada.page.expect_event("requestfinished", lambda seen: seen.url.endswith(task)):
+        look.continue_()
+    assert len(looks) == 1
+    ada.page.unroute(f"**/tasks/{task}")
     gate.touch()
     with service.client("ada") as client:
         request = client.get(f"/tasks/{task}").raise_for_status().json()["request_id"]
