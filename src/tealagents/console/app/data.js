@@ -130,7 +130,9 @@ export function Inbox({children}) {
     const own = (known.current ??= {}); // one that is thrown away meanwhile keeps nothing
     const first = await list.page();
     if (!own.first || !sameItems(own.first, first) || Date.now() - own.since > SAME_MS) {
-      const pages = await goOn(list, [first], 10, 0);
+      const pages = [first];
+      while (pages.at(-1).next_cursor !== null && pages.length < 10)
+        pages.push(await list.page(pages.at(-1).next_cursor));
       Object.assign(own, {first, items: pages.flatMap((page) => page.items), since: Date.now()});
     }
     return own.items;
