@@ -24,7 +24,6 @@ from uvicorn import Config
 from uvicorn.supervisors.basereload import BaseReload
 from uvicorn.supervisors.multiprocess import SIGNALS, Multiprocess
 
-from tealagents.api import sse
 from tealagents.api.protocols import PROTOCOLS
 from tealagents.auth.mock import MockAuthenticator
 from tealagents.cli.serve import (
@@ -37,7 +36,6 @@ from tealagents.cli.serve import (
 )
 from tealagents.cli.supervisor import Supervisor
 from tealagents.config import TelemetryOptions, load
-from tealagents.domain import ids
 from tealagents.domain.ports import Tool
 from tealagents.llm.openai_chat import OpenAIChat
 from tealagents.stores.memory import MemoryStore
@@ -973,60 +971,6 @@ def built(tmp_path: Path, auth: str = "mock", store: str = "memory://", **config
     path.write_text(yaml.safe_dump(agent_config(**config)))
     given = {"TA_PERSISTENCE": store, "TA_API_KEY": "any", "TA_AUTH": auth}
     return build_or_exit(load(path, env=given, dotenv=None))
-
-
-class Deaf(asyncio.Transport):
-    """The connection of a client that takes nothing, and sends nothing else."""
-
-    unread = 1
-
-    def get_write_buffer_size(self) -> int:
-        return self.unread
-
-    def abort(self) -> None:
-        self.unread = 0
-
-
-class Answered:
-    """An answer as the server sends it."""
-
-    def __init__(self) -> None:
-        self.transport = Deaf()
-
-    async def send(self, message: Message) -> None: ...
-
-    async def receive(self) -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-
-async def test_a_client_that_reads_nothing_of_a_served_page_is_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: list[int]
-) -> None:
-    """The log of calls, which only `serve` puts around the application, does not hide the connection."""
-    monkeypatch.setattr(sse, "SEND_TIMEOUT", 0.1)
-    app, stopped, answered = built(tmp_path), asyncio.Event(), Answered()
-    started = asyncio.Event()
-
-    async def receive() -> Message:
-        if started.is_set():
-            await stopped.wait()
-            return {"type": "lifespan.shutdown"}
-        return {"type": "lifespan.startup"}
-
-    async def send(message: Message) -> None:
-        started.set()
-
-    serving = asyncio.ensure_future(app({"type": "lifespan"}, receive, send))
-    await started.wait()
-    path = f"/Tester/0.1/tasks/{ids.EXAMPLE}/messages"
-    head = {"headers": [(b"authorization", b"Bearer ada")], "query_string": b"", "client": ("127.0.0.1", 1)}
-    scope = {"type": "http", "method": "GET", "scheme": "http", "path": path, **head}
-    await app(scope, answered.receive, answered.send)
-    async with asyncio.timeout(60):
-        while answered.transport.unread:
-            await asyncio.sleep(0.01)
-    stopped.set()
-    await serving
 
 
 class Refreshing(MockAuthenticator):

@@ -31,7 +31,6 @@ FLUSH_LOOK = 0.25
 HEAD = "tealagents.head"
 #: where a scope holds what sends an event in the stream that its call is answered with
 SAY = "tealagents.say"
-_DEAF = "a client that reads nothing is disconnected"
 #: where a scope holds its connection
 _TRANSPORT = "tealagents.transport"
 #: where a scope takes the stream that its call is answered with, to be sent when the call has been unwound
@@ -98,39 +97,12 @@ async def answer(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> No
         await app(scope, receive, send)
         for stream in streams:
             await stream.send(scope, receive, send)
-        if (connection := scope.get(_TRANSPORT)) is not None and connection.get_write_buffer_size():
-            _Unread(connection).look()
     finally:
         for stream in streams:
             stream.over()
         # each refers to a task whose context refers to the scope: cut here, as the scope may hold 20 MB of a
         # message, which would otherwise stay until the garbage collector runs
         streams.clear()
-
-
-class _Unread:
-    """Ends the connection of a client that takes nothing of a response: it would stay in memory."""
-
-    __slots__ = ("_connection", "_last", "_left")
-
-    def __init__(self, connection: asyncio.Transport) -> None:
-        self._connection = connection
-        #: bytes that were left when it was last looked at, and when they last became fewer or more
-        self._left, self._last = 0, 0.0
-
-    def look(self) -> None:
-        """Ends the connection where it is time to, or looks again later unless everything was taken."""
-        if not (left := self._connection.get_write_buffer_size()):
-            return
-        looks = alarms()
-        now = looks.loop.time()
-        if left != self._left:
-            self._left, self._last = left, now
-        elif now - self._last >= SEND_TIMEOUT:
-            self._connection.abort()
-            log.info(_DEAF)
-            return
-        looks.set(self, now + SEND_TIMEOUT / 2)
 
 
 class EventStreamResponse(Response):
@@ -423,7 +395,7 @@ class _Sending:
         if self._ping is not None and not self._ping.done():
             self._ping.cancel()
         if self._gave_up:
-            log.info(_DEAF)
+            log.info("a client that reads nothing is disconnected")
 
     async def write(self, message: Message) -> None:
         if not self._waiting:
