@@ -118,10 +118,12 @@ def lapse(url: str) -> None:
 
 
 async def lapsed(url: str) -> None:
-    """As `lapse`. A process that lives does not notice: its next beat is as good."""
+    """As `lapse`. One process at most may live: another would take it for dead, too, until its next beat."""
     workers = keys.workers("Tester")
     async with plain_store(url) as store:
-        for key, record in await store.scan(workers, keys.worker("")):
+        found = await store.scan(workers, keys.worker(""))
+        assert found, "no process has a lease"
+        for key, record in found:
             worker = msgspec.structs.replace(unseal(workers, key, record.value, Worker), beat_at=0.0)
             put, expected = {key: Put(seal(workers, key, worker), 3600)}, {key: record.version}
             with suppress(Conflict):

@@ -199,7 +199,7 @@ def test_a_notice_stays_while_one_points_at_it_or_has_the_focus_in_it(
 ) -> None:
     """Who reads it, or is about to follow a link in it, is not hurried."""
     page, notice = ada.page, ada.page.locator(".notice")
-    page.clock.install()
+    ada.take_time()
     (answer,) = talk(service, "hello")
     ada.open("tasks", answer["task_id"])
     _asked(ada, "Actions", "Delete …").get_by_role("button", name="Delete", exact=True).click()

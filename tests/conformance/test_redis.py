@@ -123,7 +123,7 @@ async def test_a_server_that_is_too_old_is_refused(
     if not refused:
         async with store_of(server.url):
             return
-    with pytest.raises(StoreConfigError, match=f"has the version {version}: use 6.2 or a later one"):
+    with pytest.raises(StoreConfigError, match=f"is version {version}: use 6.2 or later"):
         await store_of(server.url).open()
 
 

@@ -97,7 +97,7 @@ def killed_after_a_while(url: str) -> Sequence[Turn]:
     with open(reading) as said:
         children = [forked(lambda: asyncio.run(work_until_killed(url, writing))) for _ in range(2)]
         os.close(writing)
-        # by then they work, however long it took to start
+        # as many commits as are killed: by then one of them works, however long it took to start
         first = [said.readline() for _ in children]
         for child in children:
             time.sleep(random.uniform(0, 0.15))

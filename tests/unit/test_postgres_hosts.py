@@ -89,6 +89,21 @@ async def test_of_hosts_that_all_fail_the_last_one_that_did_not_answer_is_report
     assert failed.value is last
 
 
+async def test_what_a_server_says_is_reported_rather_than_that_another_does_not_answer(
+    servers: Servers,
+) -> None:
+    """As a pgbouncer does in front of one that cannot be reached, or of a user that it does not know."""
+    said = ProtocolViolationError("no such user")
+    servers.faults = {
+        "one": said,
+        "two": ConnectionRefusedError(),
+        "three": TargetServerAttributeNotMatched(),
+    }
+    with pytest.raises(ProtocolViolationError) as failed:
+        await hosts_of("postgresql://one,two,three/db").connect()
+    assert failed.value is said
+
+
 async def test_sockets_are_tried_one_by_one_too(servers: Servers) -> None:
     """They are in the query, because a host has no slashes."""
     servers.faults = {"%2Fa": TimeoutError()}

@@ -76,8 +76,7 @@ BUSY: Final = frozenset(
     }
 )
 
-#: errors of a service that does not accept the credentials, and of the library, which finds none: the last
-#: two where the program or the file that should give new ones is missing, or gives expired ones
+#: errors of a service that does not accept the credentials
 _NOT_ACCEPTED: Final = frozenset(
     {
         "ExpiredTokenException",
@@ -87,6 +86,8 @@ _NOT_ACCEPTED: Final = frozenset(
         "UnrecognizedClientException",
     }
 )
+#: errors of the library, which finds no credentials: the last three where the program or the file that should
+#: give new ones is missing or may not be used, or gives expired ones
 _NOT_FOUND: Final = (
     CredentialRetrievalError,
     LoginError,
@@ -95,7 +96,8 @@ _NOT_FOUND: Final = (
     ProfileNotFound,
     SSOError,
     TokenRetrievalError,
-    OSError,
+    FileNotFoundError,
+    PermissionError,
     RuntimeError,
 )
 
@@ -152,7 +154,7 @@ class DynamoService:
             raise StoreConfigError(f"dynamodb://{self._table}: say where it is, with ?region=…") from None
         except ValueError as error:  # of a region, or a host that no DNS has, such as `dynamodb_local`
             raise StoreConfigError(f"dynamodb://{self._table}: {str(error).rstrip('.')}.") from None
-        except (BotoCoreError, *_NOT_FOUND) as error:
+        except (BotoCoreError, OSError, RuntimeError) as error:
             raise self._refusal(error) from None
 
     async def close(self) -> None:
@@ -198,7 +200,7 @@ class DynamoService:
             raise Unknown(reason(error)) from None
         except (HTTPClientError, ResponseParserError) as error:
             raise Unknown(reason(error)) from None
-        except (BotoCoreError, *_NOT_FOUND) as error:  # before anything was sent
+        except (BotoCoreError, OSError, RuntimeError) as error:  # before anything was sent
             raise self._refusal(error) from None
         self.clock.observe(before, reply["ResponseMetadata"]["HTTPHeaders"].get("date"))
         return reply

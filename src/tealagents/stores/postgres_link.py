@@ -71,6 +71,11 @@ _NOT_HERE: Final = (
 Send = Callable[[str, Sequence[str]], Awaitable[object]]
 
 
+def _says_little(error: Exception) -> int:
+    """How little the failure of a host says: that of a standby least of all, a server's own words most."""
+    return 2 if isinstance(error, TargetServerAttributeNotMatched) else int(isinstance(error, OSError))
+
+
 class Hosts:
     """Connects to the first host of a DSN, such as `postgresql://host1,host2/database`, that can be used.
 
@@ -101,7 +106,7 @@ class Hosts:
                 else:
                     self._last = number
                     return connection
-            raise min(reversed(failed), key=lambda error: isinstance(error, TargetServerAttributeNotMatched))
+            raise min(reversed(failed), key=_says_little)
         finally:  # else an error, by its traceback, would refer to itself, and keep what the callers hold
             failed.clear()
 

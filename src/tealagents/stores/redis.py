@@ -324,7 +324,7 @@ def _check_version(where: str, version: str) -> None:
     """An older server refuses PXAT, in the middle of a commit."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
-        raise StoreConfigError(f"redis at {where} has the version {version}: use 6.2 or a later one.")
+        raise StoreConfigError(f"redis at {where} is version {version}: use 6.2 or later.")
 
 
 def _check_eviction(where: str, policy: str | None) -> None:

@@ -98,8 +98,8 @@ class Nodes:
         """The reply to a command from the node that serves its slot.
 
         Raises `NoScriptError` as it is; with `raw_errors`, every error reply except that the slot has moved
-        (`MovedError`). `PersistenceUnavailable` if the command certainly did not run, `Unknown` if it may
-        have.
+        (`MovedError`), or that the node has no cluster (`ClusterDownError`). `PersistenceUnavailable` if the
+        command certainly did not run, `Unknown` if it may have.
         """
         packed = pack(*command)
         address, asking = self.node_of(slot), False

@@ -1,8 +1,8 @@
 """OpenAPI plugins: each operation of a service's document is a tool.
 
 Requests go to the plugin's `server_url` and nowhere else: neither the document nor an argument can name
-another host, redirects out of it are not followed, cookies are not kept (they would be one user's on
-another's request).
+another host, redirects out of its base path are not followed, cookies are not kept (they would be one user's
+on another's request).
 """
 
 import asyncio

@@ -38,8 +38,8 @@ addEventListener("securitypolicyviolation", (event) =>
 #: a notice goes after six seconds, which a slow machine may take to look for it: here it stays until it is
 #: closed, or another one comes, unless a test has taken the page's time
 _KEEP_NOTICES = """
-const {setTimeout: later} = window;
-window.setTimeout = (call, ms, ...given) => (ms === 6000 ? 0 : later(call, ms, ...given));
+const {setInterval: repeated} = window;
+window.setInterval = (call, ms, ...given) => (ms === 6000 ? 0 : repeated(call, ms, ...given));
 """
 #: whether a user is signed in still, and nothing outside of the view was changed that outlives it
 _AS_IT_BEGAN = """(user) => user === JSON.parse(

@@ -66,7 +66,7 @@ function Authorizations({of}) {
       <p>Your own authorization is needed. Give it on the provider's page, then approve here.</p>
       <ul>
         ${of.map(({server, url, scopes}) => html`<li key=${url}>
-          ${/^https?:/i.test(url) && URL.canParse(url)
+          ${/^https?:\/\//i.test(url) && URL.canParse(url)
             ? html`<a class="button" href=${url} target="_blank" rel="noopener noreferrer">Authorize ${readable(server)}</a> at <code>${new URL(url).host}</code>`
             : html`<code>${exact(url)}</code>`}
           ${scopes?.length > 0 && html`<span class="muted"> for ${readable(scopes.join(" "))}</span>`}

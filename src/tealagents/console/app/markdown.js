@@ -114,7 +114,8 @@ function grown(text, known) {
   if (!text.startsWith(known.settled)) Object.assign(known, {settled: "", groups: []});
   const {settled, groups} = known;
   let tokens = text.length > LONGEST_TEXT ? null : blocksOf(text.slice(settled.length));
-  if (tokens?.length > LAST && text.length - settled.length > MOST_UNSETTLED) {
+  // links may be defined in another part
+  if (tokens?.length > LAST && text.length - settled.length > MOST_UNSETTLED && !text.includes("]:")) {
     const last = tokens.splice(-LAST);
     groups.push(group(tokens));
     known.settled = text.slice(0, text.length - sum(last, ({raw}) => raw.length));
@@ -130,7 +131,7 @@ export function Markdown({text, growing = false}) {
     if (/^\s*[[{][\s[{]*"/.test(text)) return prettyJson(text);
     const lines = text.replace(/\r\n?/g, "\n");
     return growing ? grown(lines, known.current) : blocksOf(lines);
-  }, [text]);
+  }, [text, growing]);
   if (!Array.isArray(shown)) return html`<${Plain} text=${shown ?? text} code=${shown} as=${readable} />`;
   return growing ? html`<div class="markdown">${shown}</div>` : html`<${Made} tokens=${shown} raw=${text} name="markdown" />`;
 }
