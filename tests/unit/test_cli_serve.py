@@ -24,6 +24,7 @@ from uvicorn import Config
 from uvicorn.supervisors.basereload import BaseReload
 from uvicorn.supervisors.multiprocess import SIGNALS, Multiprocess
 
+from tealagents.api import sse
 from tealagents.api.protocols import PROTOCOLS
 from tealagents.auth.mock import MockAuthenticator
 from tealagents.cli.serve import (
@@ -971,6 +972,68 @@ def built(tmp_path: Path, auth: str = "mock", store: str = "memory://", **config
     path.write_text(yaml.safe_dump(agent_config(**config)))
     given = {"TA_PERSISTENCE": store, "TA_API_KEY": "any", "TA_AUTH": auth}
     return build_or_exit(load(path, env=given, dotenv=None))
+
+
+class Deaf(asyncio.Transport):
+    """The connection of a client that takes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = asyncio.Event()
+
+    def get_write_buffer_size(self) -> int:
+        return 1
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+class Answered:
+    """An answer as the server sends it: it waits until the client has taken something."""
+
+    def __init__(self, body: bytes) -> None:
+        self.transport = Deaf()
+        self._body = body
+
+    async def receive(self) -> Message:
+        if self._body:
+            body, self._body = self._body, b""
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self.transport.aborted.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.body":
+            await self.transport.aborted.wait()
+
+
+async def test_the_connection_of_a_served_stream_that_is_not_read_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: list[int]
+) -> None:
+    """The log of calls, which only `serve` puts around the application, does not hide it."""
+    monkeypatch.setattr(sse, "SEND_TIMEOUT", 0.1)
+    app, started, stopped = built(tmp_path), asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Message:
+        if started.is_set():
+            await stopped.wait()
+            return {"type": "lifespan.shutdown"}
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Message) -> None:
+        started.set()
+
+    serving = asyncio.ensure_future(app({"type": "lifespan"}, receive, send))
+    await started.wait()
+    answered = Answered(json.dumps({"items": [{"content_type": "text", "content": "hello"}]}).encode())
+    head = [(b"authorization", b"Bearer ada"), (b"content-type", b"application/json")]
+    where = {"method": "POST", "scheme": "http", "path": "/Tester/0.1/sse", "query_string": b""}
+    scope = {"type": "http", **where, "headers": head, "client": ("127.0.0.1", 1)}
+    async with asyncio.timeout(60):
+        await app(scope, answered.receive, answered.send)
+    stopped.set()
+    await serving
+    assert answered.transport.aborted.is_set()
 
 
 class Refreshing(MockAuthenticator):

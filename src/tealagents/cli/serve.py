@@ -506,6 +506,7 @@ def build_or_exit(config: ServiceConfig) -> "ASGIApp":
 
 def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
     """The application. A failed start is logged as one sentence; a successful one sets `started`."""
+    from tealagents.api.sse import remember_connection
     from tealagents.app import create_app
     from tealagents.telemetry.requests import RequestLog
 
@@ -515,6 +516,7 @@ def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
     def plainly(scope: "Scope", receive: "Receive", send: "Send") -> Awaitable[None]:
         if scope["type"] == "lifespan":
             return _Lifespan(app, started, receive, send).run(scope)
+        remember_connection(scope, send)  # the log hides the server's own `send`
         return app(scope, receive, send)
 
     return plainly
