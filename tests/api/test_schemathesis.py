@@ -10,10 +10,8 @@ import json
 import random
 import re
 import uuid
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -339,11 +337,6 @@ def test_the_docs_page_is_served(service: ServiceThread) -> None:
         part = httpx.get(page.join(name))
         assert (part.status_code, part.url.host, part.url.port) == (200, page.host, page.port), name
     assert httpx.get(page.join("docs/nothing.js")).status_code == 404
-    policy = answer.headers["content-security-policy"]
-    (script,) = re.findall(r"<script>(.*?)</script>", answer.text, re.DOTALL)
-    digest = b64encode(sha256(script.encode()).digest()).decode()
-    assert f"script-src 'self' 'sha256-{digest}';" in policy
-    assert {"default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'"} <= {*policy.split("; ")}
 
 
 def test_the_root_lists_the_agent(service: ServiceThread) -> None:

@@ -5,9 +5,6 @@ functions are not coroutines, so they run in a thread: importing FastAPI would b
 noticeably.
 """
 
-import re
-from base64 import b64encode
-from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 
@@ -20,22 +17,6 @@ from tealagents.domain.errors import NotFound
 #: what the pages load
 _SCRIPT, _STYLE, _REDOC = "swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js"
 
-#: Everything is refused but what is named: styles that the page's scripts set, and ReDoc's search, a worker.
-_POLICY = (
-    "default-src 'none'; script-src 'self'{scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "connect-src 'self'; worker-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
-
-
-def _secured(page: Response) -> Response:
-    """A page of FastAPI's, which may run its own scripts and load from here."""
-    inline = (b64encode(sha256(each).digest()).decode() for each in _INLINE.findall(bytes(page.body)))
-    scripts = "".join(f" 'sha256-{each}'" for each in inline)
-    page.headers["content-security-policy"] = _POLICY.format(scripts=scripts)
-    page.headers["x-content-type-options"] = "nosniff"
-    return page
-
 
 def pages(prefix: str, title: str, *, redoc: bool = False) -> list[BaseRoute]:
     """The routes of `docs`, and if wanted of `redoc`, which show the `openapi.json` beside them."""
@@ -43,26 +24,24 @@ def pages(prefix: str, title: str, *, redoc: bool = False) -> list[BaseRoute]:
     def docs(_: Request) -> Response:
         from fastapi.openapi.docs import get_swagger_ui_html
 
-        page = get_swagger_ui_html(
+        return get_swagger_ui_html(
             title=title,
             openapi_url="openapi.json",
             swagger_js_url=f"docs/{_SCRIPT}",
             swagger_css_url=f"docs/{_STYLE}",
             swagger_favicon_url="data:,",
         )
-        return _secured(page)
 
     def in_redoc(_: Request) -> Response:
         from fastapi.openapi.docs import get_redoc_html
 
-        page = get_redoc_html(
+        return get_redoc_html(
             title=title,
             openapi_url="openapi.json",
             redoc_js_url=f"docs/{_REDOC}",
             redoc_favicon_url="data:,",
             with_google_fonts=False,
         )
-        return _secured(page)
 
     async def file(request: Request) -> Response:
         name = request.path_params["name"]
