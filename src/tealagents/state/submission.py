@@ -120,11 +120,11 @@ class Submission:
 async def _replay(tasks: Tasks, partition: str, key: Key, known: IdempotencyRecord) -> Replayed:
     try:
         request = await tasks.request(partition, known.request_id)  # first: no error names a deleted one
-    except NotFound:  # without ids: the client knows the key alone, no request
+    except NotFound as error:  # the client knows the key alone, no request
         raise NotFound(
             "What was sent first under this key was deleted, or has expired. If it is still wanted, send it "
             "again under a new idempotency key or id."
-        ) from None
+        ).with_ids(**error.ids) from None
     if known.digest != key.digest:
         raise IdempotencyKeyReused(
             request_id=known.request_id, task_id=known.task_id, session_id=known.session_id
