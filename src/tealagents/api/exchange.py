@@ -259,7 +259,7 @@ class Exchange:
         expires_at: datetime | None = None,
     ) -> Head:
         """A new task with the history of another one, as `forking.fork`; it waits for others of its user."""
-        async with self._copying.setdefault(caller.user.key, asyncio.Semaphore(COPIES)):
+        async with self.copying(caller):
             return await forking.fork(
                 self.tasks,
                 partition,
@@ -307,6 +307,10 @@ class Exchange:
         if view.record.task_id != forked.task_id:  # another message under the same key was quicker
             await self.eraser.delete_task(partition, forked.task_id)
         return view
+
+    def copying(self, caller: Caller) -> asyncio.Semaphore:
+        """Limits one user's forks at the same time: each holds in memory what it copies."""
+        return self._copying.setdefault(caller.user.key, asyncio.Semaphore(COPIES))
 
     async def _drop_fork(self, partition: str, forked: Head) -> None:
         """Erases a fork unless its message was stored after all. A message still being stored then fails."""
