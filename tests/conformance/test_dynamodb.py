@@ -428,8 +428,8 @@ def canceled(*reasons: str) -> Answer:
 async def test_a_busy_service_is_asked_again(
     commit: Commit, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the service says that it did nothing for now, the commit is sent again, and not for ever: then
-    the caller is told why, as only a conflict ends by itself."""
+    """Where the service says that it did nothing for now, the commit is sent again. After eight attempts the
+    refusal names the reason: a conflict passes, but a table without capacity needs more of it."""
     monkeypatch.setattr("tealagents.stores.dynamodb_service.PAUSE", 0.001)
     async with answering(answer, answer) as (url, asked), store_of(url) as store:
         await store.commit("p", commit)
