@@ -31,7 +31,7 @@ from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import RedisServer, free_port
 from tealagents.testing.signing_in import self_signed
 from tealagents.testing.store_links import LinkContract, until_pushed
-from tealagents.testing.store_steps import OpenStore, erase_expired, found_again, lost_reply
+from tealagents.testing.store_steps import OpenStore, erase_expired, found_again, lost_reply, ticks
 from tealagents.testing.store_watches import MISSING, notify
 from tealagents.testing.stores import StoreContract
 
@@ -549,6 +549,26 @@ async def test_a_watch_is_woken_that_no_commit_can_wake_any_more(server: RedisSe
         server.ask("ACL", "SETUSER", "agent", "+publish")
         server.ask("REPLICAOF", "NO", "ONE")
         await until_pushed(other, watch, "p", "topic")
+
+
+async def test_a_watch_is_woken_where_a_new_connection_finds_a_replica(server: RedisServer) -> None:
+    """The connection that a commit opens while the idle one is lent is refused before it is sent anything."""
+    async with (
+        FaultProxy(server.host, server.port) as proxy,
+        store_of(proxy.url_for(server.url) + PATIENT) as store,
+        store.watch("p", "topic") as watch,
+    ):
+        await until_pushed(store, watch, "p", "topic")
+        [lent, _link] = proxy.connections
+        lent.faults = Faults(blackhole=True)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(store.read("p", ["key"]))
+            await ticks(3)
+            server.ask("REPLICAOF", "127.0.0.1", str(free_port()))
+            with pytest.raises(PersistenceUnavailable, match="the server is a replica"):
+                await store.commit("p", put("lease", b""))
+            lent.faults = None
+        assert await watch.wait(MISSING)
 
 
 async def test_a_lost_reply_is_unknown(server: RedisServer) -> None:
