@@ -6,6 +6,7 @@ Each is as long and as heavy as its knob in the environment says: `SOAK_STREAMS`
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -262,6 +263,22 @@ async def sent(client: httpx.AsyncClient, load: Load) -> None:
 MOST_AT_ONCE = 10
 
 
+@pytest.fixture
+def brief_collections() -> Iterator[None]:
+    """This process collects its garbage a little at a time.
+
+    A collection of an older generation takes 40 ms and more, during which the clients read nothing: a refusal
+    that arrives meanwhile would seem that slow.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(500, 1_000_000, 1_000_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+@pytest.mark.usefixtures("brief_collections")
 async def test_twice_the_load_it_can_take_costs_little_of_what_it_takes(nursery: Nursery) -> None:
     """At least 90 % of the peak, every refusal under 50 ms with `Retry-After`, health always answers.
 
