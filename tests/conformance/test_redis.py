@@ -551,6 +551,7 @@ async def test_a_watch_is_woken_that_no_commit_can_wake_any_more(server: RedisSe
         await until_pushed(other, watch, "p", "topic")
 
 
+@pytest.mark.usefixtures("patient_link")
 async def test_a_watch_is_woken_where_a_new_connection_finds_a_replica(server: RedisServer) -> None:
     """The connection that a commit opens while the idle one is lent is refused before it is sent anything."""
     async with (
@@ -558,7 +559,6 @@ async def test_a_watch_is_woken_where_a_new_connection_finds_a_replica(server: R
         store_of(proxy.url_for(server.url) + PATIENT) as store,
         store.watch("p", "topic") as watch,
     ):
-        await until_pushed(store, watch, "p", "topic")
         [lent, _link] = proxy.connections
         lent.faults = Faults(blackhole=True)
         async with asyncio.TaskGroup() as group:

@@ -233,7 +233,7 @@ class Nodes:
             return await pool.borrow()
         except (AuthenticationError, NoPermissionError) as error:  # of what a connection begins with
             raise self._refusal(error) from None
-        except ReadOnlyError as error:
+        except ReadOnlyError as error:  # what `connect` raises of a replica
             raise await self._demoted(pool, error) from None
         except (RedisError, OSError, TimeoutError) as error:
             if isinstance(error, ResponseError) and str(error).startswith(NO_SUCH_DATABASE):
