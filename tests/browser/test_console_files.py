@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import expect
 from tabs import Tabs
 
-from tealagents.cli.serve import with_console_on_loopback
+from tealagents.cli.application import with_console_on_loopback
 from tealagents.config import load
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceProcess, ServiceThread, agent_config, offline_service

@@ -27,14 +27,8 @@ from uvicorn.supervisors.multiprocess import SIGNALS, Multiprocess
 from tealagents.api import sse
 from tealagents.api.protocols import PROTOCOLS
 from tealagents.auth.mock import MockAuthenticator
-from tealagents.cli.serve import (
-    _check_start,
-    _run_reloading,
-    _run_workers,
-    _settled,
-    _watched_files,
-    build_or_exit,
-)
+from tealagents.cli.application import _settled, build_or_exit
+from tealagents.cli.serve import _check_start, _run_reloading, _run_workers, _watched_files
 from tealagents.cli.supervisor import Supervisor
 from tealagents.config import TelemetryOptions, load
 from tealagents.domain.ports import Tool
@@ -60,7 +54,7 @@ class Slow(ContextProvider):
 
 
 #: in a module that a service imports: a start that a signal has ended gets little time, or no end of it
-SOON = "import tealagents.cli.serve as its\nits.UNDO_SECONDS = 0.1\n"
+SOON = "import tealagents.cli.application as its\nits.UNDO_SECONDS = 0.1\n"
 NEVER = SOON.replace("0.1", "1000")
 
 
@@ -563,8 +557,8 @@ def test_workers_that_cannot_be_built_are_not_started_again(
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Statuses with which the process would end soon, whatever still runs."""
     statuses = list[int]()
-    monkeypatch.setattr("tealagents.cli.serve._end_soon", lambda *_, status=0: statuses.append(status))
-    monkeypatch.setattr("tealagents.cli.serve._settled", lambda: None)
+    monkeypatch.setattr("tealagents.cli.application._end_soon", lambda *_, status=0: statuses.append(status))
+    monkeypatch.setattr("tealagents.cli.application._settled", lambda: None)
     return statuses
 
 

@@ -33,7 +33,7 @@ from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import advance
 from tealagents.testing.signing_in import self_signed
 from tealagents.tooling import Tooling
-from tealagents.tools import mcp, oauth_clients, oauth_pending, oauth_tokens
+from tealagents.tools import mcp, oauth_clients, oauth_grants, oauth_pending, oauth_tokens
 from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
@@ -48,6 +48,7 @@ from tealagents.tools.oauth_servers import (
     token_request,
 )
 from tealagents.tools.options import MCPServerOptions
+from tealagents.tools.user_tokens import TOKEN_SECONDS
 
 Json = dict[str, Any]
 
@@ -798,7 +799,7 @@ async def test_a_renewed_grant_is_stored_once_the_store_is_back(
     secrets = Fickle()
     secrets.secrets = (await stored_grant(pretender, server)).secrets
     # a stop does not wait for the next try
-    monkeypatch.setattr(oauth_tokens, "SAVE_SECONDS", 3600 if stops else 0.01)
+    monkeypatch.setattr(oauth_grants, "SAVE_SECONDS", 3600 if stops else 0.01)
     secrets.away = True
     pretender.answered = {"access_token": "second", "refresh_token": "r2"}
     consents = Consents(CALLBACK, secret_store=secrets)
@@ -939,7 +940,7 @@ async def test_a_replica_that_died_while_it_renewed_holds_up_no_other(
 
     monkeypatch.setattr(secrets, "claim", expired)
     assert await Consents(CALLBACK, secret_store=secrets).tokens.get(Context(), server) == "granted"
-    assert oauth_tokens.TOKEN_SECONDS > lasted[0] > ANSWER_SECONDS
+    assert TOKEN_SECONDS > lasted[0] > ANSWER_SECONDS
 
 
 async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -1301,7 +1302,7 @@ async def test_a_consent_that_cannot_be_stored_is_not_kept_and_says_so(
     pretender: Pretender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A token for this replica alone would be gone with the process. The user reads what to do."""
-    monkeypatch.setattr(oauth_tokens, "STORE_SECONDS", 0.0)
+    monkeypatch.setattr(oauth_grants, "STORE_SECONDS", 0.0)
     secrets = Fickle()
     consents, server, state = await link_visited_while_away(pretender, secrets)
     with pytest.raises(PersistenceUnavailable) as lost:
@@ -1337,7 +1338,7 @@ async def test_a_consent_whose_storing_is_in_doubt_is_not_said_to_be_lost(
     pretender: Pretender, monkeypatch: pytest.MonkeyPatch, unreadable: bool
 ) -> None:
     """It is looked for. What was stored after all is used, and the user is not asked again."""
-    monkeypatch.setattr(oauth_tokens, "STORE_SECONDS", 0.0)
+    monkeypatch.setattr(oauth_grants, "STORE_SECONDS", 0.0)
     secrets = Lossy()
     consents, server, state = await link_visited_while_away(pretender, secrets)
     secrets.taken.clear()

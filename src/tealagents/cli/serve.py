@@ -1,18 +1,11 @@
 """`tealagents serve`."""
 
-import asyncio
 import contextlib
-import dataclasses
-import errno
 import gc
-import logging
 import os
 import signal
 import socket
-import sys
-import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,39 +14,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from tealagents.cli.application import (
+    HOST_VARIABLE,
+    OFFLINE_VARIABLE,
+    build_or_exit,
+    with_console_on_loopback,
+    without_identity,
+)
 from tealagents.cli.help import Host
-from tealagents.cli.loading import fail, load_or_exit, plain_console, unusable, warn
+from tealagents.cli.listening import announced, bound
+from tealagents.cli.loading import fail, load_or_exit, plain_console, warn
 from tealagents.config import ServiceConfig, TelemetryOptions
-from tealagents.domain.errors import ungrouped
 from tealagents.mistakes import file_reason
 from tealagents.serving import STOPPING
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
     from uvicorn import Server
 
     from tealagents.llm.offline import OfflineModel
 
 #: seconds that open connections get after the requests have been drained
 GRACE_SECONDS = 3
-#: seconds that work which is still running gets after the service has ended
-LEFTOVER_SECONDS = 2.0
-#: seconds that a startup ended by a signal gets to clean up: the lease and the telemetry take up to two each
-UNDO_SECONDS = 5.0
-#: new objects after which the garbage collector runs
-YOUNG_OBJECTS = 10_000
-#: seconds between two checks whether connections are accepted
-_POLL_SECONDS = 0.02
-#: set once another process accepts connections at this process's address
-_address_lost = threading.Event()
 
-log = logging.getLogger(__name__)
-
-_WORKER_APP = "tealagents.cli.serve:worker_app"
-#: the environment variable that passes `--host` on to worker processes
-_HOST_VARIABLE = "TEALAGENTS_HOST"
-#: the environment variable that passes `--offline` on to worker processes; empty: without it
-_OFFLINE_VARIABLE = "TEALAGENTS_OFFLINE"
+_WORKER_APP = "tealagents.cli.application:worker_app"
 _OFFLINE_KEY = "offline"
 _AUTHORIZATION = "-H 'Authorization: Bearer ada'"
 
@@ -87,7 +70,7 @@ def serve_command(
     """
     if reload and workers > 1:
         raise fail("--reload serves with one process; leave out --reload or --workers")
-    gc.disable()  # until `_settled`: it took 8 % of the start
+    gc.disable()  # until the service has started: it took 8 % of the start
     with _offline_model(offline) as model:
         overrides = {"TA_BASE_URL": model.base_url, "TA_API_KEY": _OFFLINE_KEY} if model else {}
         checked = load_or_exit(config, overrides=overrides)
@@ -96,74 +79,13 @@ def serve_command(
             _load_script(model, checked.offline_script)
         _check_start(checked, host, port, workers)
         checked = with_console_on_loopback(checked, host)
-        os.environ.update(overrides, **{_HOST_VARIABLE: host, _OFFLINE_VARIABLE: "1" if model else ""})
+        os.environ.update(overrides, **{HOST_VARIABLE: host, OFFLINE_VARIABLE: "1" if model else ""})
         if config is not None:
             os.environ["TA_SERVICE_CONFIG"] = str(config.absolute())
         with bound(host, port) as listener:
             stopped = _collected_stops()
-            with _ready(listener, lambda: _announce(checked, host, port, offline=offline)):
+            with announced(listener, lambda: _announce(checked, host, port, offline=offline)):
                 _run(checked, listener, workers, model, stopped, reload=reload)
-
-
-@contextlib.contextmanager
-def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """The socket to serve on. Exits with status 2 if the address cannot be used."""
-    try:
-        listener = _bound(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, port))
-    except OSError as error:
-        raise fail(unusable(host, port, error)) from None
-    with listener:
-        listener.set_inheritable(True)
-        yield listener
-
-
-def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
-    listener = socket.socket(family)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-@contextlib.contextmanager
-def _ready(listener: socket.socket, announce: Callable[[], None]) -> Iterator[None]:
-    """Within, calls `announce` once connections are accepted, by this process or by its first worker.
-
-    Several processes can bind sockets to one port until one of them listens, and uvloop reports no error to
-    the others. If another process listens first, this one is stopped with exit status 2.
-    """
-    family, address = listener.family, listener.getsockname()
-    _address_lost.clear()
-
-    def accepts() -> bool:
-        return listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) != 0
-
-    def wait() -> None:
-        while not accepts():
-            try:
-                _bound(family, address).close()
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE and not accepts():
-                    _address_lost.set()
-                    try:
-                        fail(unusable(address[0], address[1], error))
-                    finally:
-                        os.kill(os.getpid(), signal.SIGTERM)
-                    return
-            time.sleep(_POLL_SECONDS)
-        announce()
-
-    def waiting() -> None:
-        with contextlib.suppress(OSError):  # the socket is closed; or `OutputLost`, which ends no service
-            wait()
-
-    threading.Thread(target=waiting, name="announce", daemon=True).start()
-    yield
-    if _address_lost.is_set():
-        raise typer.Exit(2)
 
 
 def _offline_model(offline: bool) -> "contextlib.AbstractContextManager[OfflineModel | None]":
@@ -216,25 +138,6 @@ def _unknown_address(config: ServiceConfig, host: str) -> str | None:
         "TA_PUBLIC_URL is not set: cards and challenges name the address that was called, with http:// "
         "behind a proxy that terminates TLS. Set it to the https address that clients see"
     )
-
-
-def with_console_on_loopback(config: ServiceConfig, host: str) -> ServiceConfig:
-    """The config with `console.enabled` set: by default, it is True only for a loopback address."""
-    from tealagents.outbound.addresses import is_loopback_host
-
-    if config.console.enabled is None:
-        console = config.console.model_copy(update={"enabled": is_loopback_host(host)})
-        config = dataclasses.replace(config, console=console)
-    return config
-
-
-def without_identity(config: ServiceConfig) -> ServiceConfig:
-    """The config without an identity of Azure, which would request tokens for the offline model.
-
-    `.env` may set the variable, and no other value of it means that there is none.
-    """
-    environment = {name: value for name, value in config.environment.items() if name != "TA_AZURE_CREDENTIAL"}
-    return dataclasses.replace(config, environment=environment)
 
 
 def _announce(config: ServiceConfig, host: str, port: int, *, offline: bool) -> None:
@@ -427,238 +330,3 @@ def _run_workers(
         return
     if any(worker.exitcode == STARTUP_FAILURE for worker in supervisor.processes):
         raise SystemExit(STARTUP_FAILURE)
-
-
-def worker_app() -> "ASGIApp":
-    """The application of a worker process, whose config TA_SERVICE_CONFIG names.
-
-    If it cannot be built, the process ends with the status of a failed start. After any other status the
-    parent would start the next worker at once, in an endless loop.
-    """
-    from uvicorn.config import STARTUP_FAILURE
-
-    from tealagents.bootstrap import START_ERRORS
-    from tealagents.cli.protocol import server_options
-
-    gc.disable()  # until `_settled`
-    # the terminal sends Ctrl-C to all processes, and the supervisor passes it on: it would count twice here
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _leave_to_others, server)
-    started = threading.Event()
-    threading.Thread(target=_stop_with_supervisor, args=(started,), name="supervisor", daemon=True).start()
-    try:
-        config = with_console_on_loopback(load_or_exit(None), os.environ[_HOST_VARIABLE])
-        if os.environ[_OFFLINE_VARIABLE]:
-            config = without_identity(config)
-        if server is not None:  # the parent has set these once, for the config as it was at its own start
-            vars(server.config).update(server_options(config.limits))
-        return _application(config, started)
-    except typer.Exit:  # the reason has been printed
-        pass
-    except START_ERRORS as error:
-        fail(str(error))
-    except (Exception, SystemExit):
-        log.exception("the start failed")
-    raise SystemExit(STARTUP_FAILURE)
-
-
-def _leave_to_others(server: Any) -> None:
-    """Stops accepting, and closes idle connections: this worker drains, but others of the service do not.
-
-    One whose client has not asked for anything yet stays open: the client's first request may be on its way.
-    """
-    for listener in getattr(server, "servers", ()):  # it has none before it has started
-        listener.close()
-    for connection in list(server.server_state.connections):
-        cycle = getattr(connection, "cycle", None)
-        if cycle is not None and cycle.response_complete:
-            connection.shutdown()
-    log.info("new connections are left to the other workers")
-
-
-def _stop_with_supervisor(started: threading.Event) -> None:
-    """Drains this worker when its supervisor has died: no other process would replace or stop it."""
-    import multiprocessing  # only workers need it
-
-    supervisor = multiprocessing.parent_process()
-    if supervisor is not None:
-        supervisor.join()
-        log.error("the supervisor has died; this worker stops")
-        if not started.is_set():  # while a plugin blocks the main thread, Python does not handle the signal
-            _end_soon("startup was ended: the supervisor has died", UNDO_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def build_or_exit(config: ServiceConfig) -> "ASGIApp":
-    """The application. If it cannot be built, prints all mistakes and exits with status 2."""
-    from tealagents.bootstrap import START_ERRORS
-    from tealagents.cli.findings import Findings, examine
-
-    try:
-        return _application(config, threading.Event())
-    except START_ERRORS as error:
-        found = Findings()
-        examine(found, config)
-        needed = [f"{each.problem}{' Or try it with --offline.' * each.by_model}" for each in found.needed]
-        raise fail(*([*found.wrong, *needed] or [str(error)])) from None
-
-
-def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
-    """The application. A failed start is logged as one sentence; a successful one sets `started`."""
-    from tealagents.api.sse import remember_connection
-    from tealagents.app import create_app
-    from tealagents.telemetry.requests import RequestLog
-
-    with _ended_by_signals(started):
-        app = RequestLog(create_app(config), probes=f"{config.prefix}/health")
-
-    def plainly(scope: "Scope", receive: "Receive", send: "Send") -> Awaitable[None]:
-        if scope["type"] == "lifespan":
-            return _Lifespan(app, started, receive, send).run(scope)
-        remember_connection(scope, send)  # the log hides the server's own `send`
-        return app(scope, receive, send)
-
-    return plainly
-
-
-class _Lifespan:
-    """An application from its start to its shutdown. What fails is logged, and reported to uvicorn."""
-
-    def __init__(self, app: "ASGIApp", started: threading.Event, receive: "Receive", send: "Send") -> None:
-        self._app = app
-        self._started = started
-        #: whether the server has asked for the shutdown
-        self._asked = False
-        self._receive = receive
-        self._send = send
-
-    async def run(self, scope: "Scope") -> None:
-        from tealagents.bootstrap import START_ERRORS
-
-        came: Sequence[int] = ()
-        try:
-            with _ended_by_signals(self._started, asyncio.current_task()) as came, ungrouped():
-                await self._app(scope, self._received, self._sent)
-        except asyncio.CancelledError as error:
-            if not (self._started.is_set() or came):  # an extension let it out
-                log.exception("the start failed")
-                await self._fail(type(error).__name__)
-                return
-            _end_soon()
-            if self._started.is_set():
-                raise
-            log.info("startup was ended by a signal")
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # to it, this is a failure
-            await self._send({"type": "lifespan.startup.failed"})
-        except START_ERRORS as error:
-            if self._started.is_set() and not self._asked:
-                log.exception("what the service needs has failed")
-            await self._fail(str(error))
-        except (Exception, SystemExit) as error:
-            why = "shutdown" if self._asked else "service" if self._started.is_set() else "start"
-            log.exception("the %s failed", why)
-            await self._fail(f"{type(error).__name__}: {error}")
-
-    async def _received(self) -> "Message":
-        message = await self._receive()
-        self._asked = self._asked or message["type"] == "lifespan.shutdown"
-        return message
-
-    async def _sent(self, message: "Message") -> None:
-        if message["type"] == "lifespan.startup.complete":
-            self._started.set()
-            _settled()
-        if message["type"] == "lifespan.shutdown.complete":
-            _end_soon()
-        if not message["type"].endswith(".failed"):
-            await self._send(message)
-
-    async def _fail(self, why: str) -> None:
-        """Reports to uvicorn why the start or the shutdown failed; the process ends with uvicorn's status.
-
-        If the server did not ask for a shutdown, something that the service needs failed while it was
-        serving. The process then ends with status 1.
-        """
-        from uvicorn.config import STARTUP_FAILURE
-
-        if self._started.is_set() and not self._asked:
-            _end_soon("the process ends, because what the service needs has failed", status=1)
-        else:
-            _end_soon(status=0 if self._started.is_set() else STARTUP_FAILURE)
-        stage = "shutdown" if self._started.is_set() else "startup"
-        await self._send({"type": f"lifespan.{stage}.failed", "message": why})
-
-
-@contextlib.contextmanager
-def _ended_by_signals(
-    started: threading.Event, task: "asyncio.Task[Any] | None" = None
-) -> Iterator[Sequence[int]]:
-    """Until `started` is set, a signal to stop ends the process: a start may wait for a tool server. Yields
-    the signals that have come.
-
-    The server itself only records the signal, and checks it once everything has started. Here, the first
-    signal cancels `task`, or ends the process after `UNDO_SECONDS` if a plugin blocks the thread. A second
-    signal ends the process at once.
-    """
-    servers = {number: signal.getsignal(number) for number in STOPPING}
-    noted = [getattr(getattr(server, "__self__", None), "should_exit", False) for server in servers.values()]
-    came = list[int]()
-
-    def end(number: int) -> None:
-        timer = _end_soon("startup was ended by a signal", 0 if came else UNDO_SECONDS)
-        if task is not None and not came:
-            loop = task.get_loop()
-            # if the loop runs these, no plugin blocks it, and the task may take its time to clean up
-            loop.call_soon_threadsafe(timer.cancel)
-            loop.call_soon_threadsafe(task.cancel)
-        came.append(number)
-
-    def signaled(number: int, frame: FrameType | None) -> None:
-        if callable(server := servers[signal.Signals(number)]):
-            server(number, frame)
-        if not started.is_set():
-            end(number)
-
-    heard = [number for number, server in servers.items() if server is not signal.SIG_IGN]
-    for number in heard:
-        signal.signal(number, signaled)
-    if any(noted):  # a signal came before
-        end(signal.SIGTERM)
-    try:
-        yield came
-    finally:
-        for number in heard:
-            signal.signal(number, servers[number])
-
-
-def _end_soon(
-    said: str = "ending the process although some work ignores its cancellation",
-    seconds: float = LEFTOVER_SECONDS,
-    status: int = 0,
-) -> threading.Timer:
-    """Ends the process after `seconds`, even if a tool ignores its cancellation or blocks a thread."""
-
-    def end() -> None:
-        log.warning(said)
-        logging.shutdown()
-        os._exit(2 if _address_lost.is_set() else status)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-def _settled() -> None:
-    """Starts the garbage collector, for objects that are created from now on.
-
-    The objects of the startup live until the end: traversing them again and again took 4 % of a turn's CPU.
-    """
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, 10, 10)
-    gc.enable()
-    # asyncio registers each asynchronous generator, to close those that are open when the loop ends. Here the
-    # process ends with it, and the registry took 1 KB per open stream and 1 % of a turn's CPU. Generators
-    # that are dropped earlier are still closed: that is the other hook.
-    sys.set_asyncgen_hooks(firstiter=None)

@@ -15,8 +15,9 @@
                       `process_guard`: ends a child process whose parent has died)
 `oauth`               a user's own authorization at another service (`oauth_servers`: requests to such
                       services, and checks of their answers; `oauth_clients`: this service's registrations;
-                      `oauth_pending`: authorizations that wait for the browser; `oauth_tokens`: keeps and
-                      renews the users' tokens; `oauth_context`: for tools that the catalogue protects)
+                      `oauth_pending`: authorizations that wait for the browser; `oauth_grants`: what users
+                      granted, in the store; `oauth_tokens`: the tokens, and renewing them; `oauth_context`:
+                      for tools that the catalogue protects; `user_tokens`: how tools wait for a token)
 `catalogue`           the operator's rules for each tool, and applying them
 `options`             the toolsets' options as config files write them
 `naming`, `results`   the names of tools, the texts of their results

@@ -42,10 +42,10 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_context import authorized
-from tealagents.tools.oauth_tokens import in_time
 from tealagents.tools.openapi_parsing import document_reason
 from tealagents.tools.options import Cost, GovernanceOverride, Sensitivity, expanded
 from tealagents.tools.schema_check import check_against
+from tealagents.tools.user_tokens import in_time
 
 
 class GovernanceEntry(BaseModel):

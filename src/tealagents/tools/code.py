@@ -25,9 +25,9 @@ from tealagents.tools import semantic_kernel
 from tealagents.tools.errors import ToolsetError, blamed
 from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
 from tealagents.tools.naming import listed, suggestion
-from tealagents.tools.oauth_tokens import in_time
 from tealagents.tools.signature import Signature
 from tealagents.tools.thread_pool import ThreadPool
+from tealagents.tools.user_tokens import in_time
 
 logger = logging.getLogger(__name__)
 

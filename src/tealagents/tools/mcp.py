@@ -47,8 +47,8 @@ from tealagents.tools.mcp_results import result_text
 from tealagents.tools.mcp_transport import NOT_SENT, OUTCOME_UNKNOWN, SESSION_LOST, UNAUTHORIZED, BearerToken
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_servers import Challenge, ProtectedServer, is_one_word
-from tealagents.tools.oauth_tokens import TOKEN_SECONDS, in_time, user_key_of
 from tealagents.tools.options import MCPServerOptions
+from tealagents.tools.user_tokens import TOKEN_SECONDS, in_time, user_key_of
 
 logger = logging.getLogger(__name__)
 

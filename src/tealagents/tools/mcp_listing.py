@@ -16,9 +16,9 @@ from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.domain.texts import bounded
 from tealagents.domain.tool_specs import VALID_NAME
 from tealagents.tools.naming import plugin_of, prefix_of, suggestion, tool_names
-from tealagents.tools.oauth_tokens import TOKEN_SECONDS
 from tealagents.tools.options import GovernanceOverride, MCPServerOptions, TrustLevel
 from tealagents.tools.schema_form import as_parameters
+from tealagents.tools.user_tokens import TOKEN_SECONDS
 
 logger = logging.getLogger(__name__)
 

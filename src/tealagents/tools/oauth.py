@@ -44,7 +44,8 @@ from tealagents.tools.oauth_servers import (
     scopes_to_ask,
     server_metadata,
 )
-from tealagents.tools.oauth_tokens import Tokens, user_key_of
+from tealagents.tools.oauth_tokens import Tokens
+from tealagents.tools.user_tokens import user_key_of
 
 logger = logging.getLogger(__name__)
 

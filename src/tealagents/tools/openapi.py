@@ -25,13 +25,13 @@ from tealagents.outbound.reading import BoundedClient, Fetched, Unsendable, fetc
 from tealagents.tools.errors import ToolsetError, may_be_done
 from tealagents.tools.naming import excerpt, listed, plugin_of, tool_names
 from tealagents.tools.oauth_context import AuthorizedContext
-from tealagents.tools.oauth_tokens import TOKEN_SECONDS, in_time
 from tealagents.tools.openapi_document import ApiOperation, cookie_names, leaves_base, operations, server_of
 from tealagents.tools.openapi_parsing import parsed
 from tealagents.tools.openapi_request import ApiRequest, request_of
 from tealagents.tools.options import RemotePluginOptions
 from tealagents.tools.results import described_bytes
 from tealagents.tools.schema_check import check_against
+from tealagents.tools.user_tokens import TOKEN_SECONDS, in_time
 
 logger = logging.getLogger(__name__)
 

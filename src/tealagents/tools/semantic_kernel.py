@@ -24,9 +24,9 @@ from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.tools import input_types
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.methods import check_method, marked, method_name, run_method, scopes_of
-from tealagents.tools.oauth_tokens import in_time
 from tealagents.tools.signature import Signature
 from tealagents.tools.thread_pool import ThreadPool
+from tealagents.tools.user_tokens import in_time
 
 _MARK = "__kernel_function__"
 #: parameters that the framework fills in; here they keep their defaults
