@@ -14,7 +14,7 @@ from tealagents.domain.models import Approval, Deleting, Head, RequestRecord, Se
 from tealagents.domain.ports import Record
 from tealagents.state import keys
 from tealagents.state.codec import unseal
-from tealagents.state.records import Stored
+from tealagents.state.records import Stored, no_session
 from tealagents.state.tasks import Tasks
 
 
@@ -98,7 +98,7 @@ class Catalog:
     async def session(self, partition: str, session_id: str) -> Stored[Session]:
         found = await self._records.get(partition, keys.session(session_id), Session)
         if found is None or found.value.erased:
-            raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
+            raise no_session(session_id)
         return found
 
     async def parents(self, partition: str, task_id: str, names: Sequence[str]) -> dict[str, str | None]:

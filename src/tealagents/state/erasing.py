@@ -20,14 +20,13 @@ from contextlib import suppress
 from tealagents.domain.errors import (
     Conflict,
     CorruptState,
-    NotFound,
     PersistenceUnavailable,
     TaskBusy,
 )
 from tealagents.domain.models import Head, Session
 from tealagents.state import keys
 from tealagents.state.codec import unseal
-from tealagents.state.records import Stored
+from tealagents.state.records import Stored, no_session
 from tealagents.state.removal import PendingDeletion, bury_unchanged, deletion_note, erase, give_up
 from tealagents.state.session_deletion import PendingSessionDeletion, SessionDeletion, session_note
 from tealagents.state.tasks import Tasks
@@ -88,7 +87,7 @@ class Eraser:
         """Erases a session with its tasks, or resumes erasing it. `TaskBusy` while one of them runs."""
         session = await self._records.get(partition, keys.session(session_id), Session)
         if session is None:
-            raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
+            raise no_session(session_id)
         deletion = SessionDeletion(self.tasks, partition, session)
         if not deletion.marked:
             await deletion.mark()

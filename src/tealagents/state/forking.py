@@ -32,7 +32,7 @@ from tealagents.state import keys
 from tealagents.state.audit_chain import draft
 from tealagents.state.copying import Copy
 from tealagents.state.history import History, in_call_order, in_rounds, up_to
-from tealagents.state.records import Stored, no_task
+from tealagents.state.records import Stored, no_session, no_task
 from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import SERVICE
 
@@ -158,7 +158,7 @@ class _Fork(Struct, frozen=True):
             before = session
             session = await self.tasks.records.get(self.partition, keys.session(session_id), Session)
             if session is None or session.value.erased:
-                raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
+                raise no_session(session_id)
             if session == before:  # the last commit was applied unnoticed, and the fork deleted since
                 raise no_task(done.task_id)
             with suppress(Conflict):  # a deletion of the session that is refused changes it, too

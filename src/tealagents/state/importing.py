@@ -38,7 +38,7 @@ from tealagents.state.audit_chain import draft
 from tealagents.state.copying import Copy
 from tealagents.state.document_paths import WholePaths
 from tealagents.state.owner_directory import WORDS, Kind
-from tealagents.state.records import Stored
+from tealagents.state.records import Stored, no_session
 from tealagents.state.removal import MAKING_SECONDS, give_up
 from tealagents.state.task_document import ExportedTask, check_size, read
 from tealagents.state.tasks import Tasks
@@ -255,7 +255,7 @@ class Import:
         if found is None:
             await self._tasks.directory.claim_new(keys.session, session_id, self._caller.user)
         elif found.value.erased:
-            raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
+            raise no_session(session_id)
         return found
 
 

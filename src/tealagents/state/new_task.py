@@ -21,7 +21,7 @@ from tealagents.state.audit_chain import draft
 from tealagents.state.history import in_rounds
 from tealagents.state.new_message import Earlier, NewMessage, message_of
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import Stored
+from tealagents.state.records import Stored, no_session
 from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import SERVICE, Transition
 
@@ -68,7 +68,7 @@ async def _session(
     key = keys.session(session_id)
     if session is not None:
         if session.value.erased:
-            raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
+            raise no_session(session_id)
         return session_id, {}, {key: session.version}
     if wanted:
         await directory.claim_new(keys.session, session_id, owner)

@@ -508,6 +508,12 @@ def no_task(task_id: str) -> NotFound:
     return NotFound(text, task_id=task_id)
 
 
+def no_session(session_id: str) -> NotFound:
+    return NotFound(
+        f"There is no session {session_id}. Check the id; it may have been deleted.", session_id=session_id
+    )
+
+
 def no_checkpoint(task_id: str, checkpoint_id: str) -> NotFound:
     text = f"The task {task_id} has no checkpoint {checkpoint_id}. List its checkpoints to choose one."
     return NotFound(text, task_id=task_id)

@@ -15,10 +15,10 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.errors import Conflict, NotFound, TaskBusy
+from tealagents.domain.errors import Conflict, TaskBusy
 from tealagents.domain.models import Deleting, Head, Session, User
 from tealagents.state import keys
-from tealagents.state.records import Stored
+from tealagents.state.records import Stored, no_session
 from tealagents.state.removal import bury_unchanged, erase
 from tealagents.state.tasks import Tasks
 
@@ -83,7 +83,7 @@ class SessionDeletion:
                 return
             again = await self._read()
             if again is None or _is_deleted(again.value) or session_note(again.value) != self._note:
-                raise NotFound(f"There is no session {self._id}. Check the id.", session_id=self._id)
+                raise no_session(self._id)
             session = again
 
     async def close(self) -> None:
