@@ -1,4 +1,4 @@
-"""The console's files: complete in the wheel, small, revalidated, and from one source."""
+"""The console's files: complete in the wheel, small, loaded once, and from one source."""
 
 import gzip
 import re
@@ -85,6 +85,27 @@ def test_files_are_revalidated_and_compressed(service: ServiceThread) -> None:
             assert packed.headers["content-encoding"] == "gzip"
         assert client.head("/console/").status_code == 200
         assert client.get("/console").headers["location"] == f"{service.prefix}/console/"
+
+
+def test_what_a_page_loads_is_kept_until_there_is_another_version(service: ServiceThread) -> None:
+    """The page is asked for each time. What it names lies under a path that changes with the files; the path of
+    another version, which an open page may still use, has these files, but they are not kept."""
+    with service.client(None) as client:
+        page = client.get("/console/")
+        assert page.headers["cache-control"] == "no-cache"
+        links = re.findall(r'(?:href|src)="([^"]+)"', page.text)
+        assert len(links) >= 30
+        version, _, first = links[0].partition("/")
+        assert {link.partition("/")[0] for link in links} == {version}
+        for link in (*links, f"{version}/app/entra.js", f"{version}/vendor/msal-browser.js"):
+            answer = client.get(f"/console/{link}")
+            assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+            assert answer.content == (CONSOLE / link.partition("/")[2]).read_bytes()
+        other = client.get(f"/console/{'0' * 16}/{first}")
+        assert (other.status_code, other.headers["cache-control"]) == (200, "no-cache")
+        assert client.get("/console/config.json").headers["cache-control"] == "no-cache"
+        for path in ("", "index.html", "config.json"):
+            assert client.get(f"/console/{version}/{path}").status_code == 404
 
 
 @pytest.mark.parametrize(

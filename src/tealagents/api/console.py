@@ -25,6 +25,9 @@ from tealagents.state.codec import encode_json
 
 __all__ = ["Console", "SignIn"]
 
+#: seconds for which a browser keeps the files under the path of a version without asking again
+LASTING_SECONDS = 365 * 24 * 3600
+
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -77,19 +80,28 @@ class Console:
     def served(self, exchange: Exchange, url: str) -> Served:
         """The console of an agent, at a path that ends in a slash."""
         settings = _File("config.json", encode_json(self._settings(exchange)))
-        kept = {**_static_files(), "config.json": settings}
+        loaded = _static_files()
+        page = loaded.pop("index.html")
+        version = _version_of(loaded)
+        page = _linked(page, version)
+        unversioned = {**loaded, "": page, "index.html": page, "config.json": settings}
         headers = self._headers()
+        lasting = {**headers, "cache-control": f"public, max-age={LASTING_SECONDS}, immutable"}
         path = url.rstrip("/")
 
         async def without_slash(request: Request) -> Response:
             return RedirectResponse(url, status_code=308)
 
         async def file(request: Request) -> Response:
-            found = kept.get(request.path_params["path"] or "index.html")
+            asked: str = request.path_params["path"]
+            versioned = _VERSIONED.match(asked)
+            found = loaded.get(asked[versioned.end() :]) if versioned else unversioned.get(asked)
             if found is None:
                 text = f"The console has no file of that name. It begins at {url}."
                 return PlainTextResponse(text, status_code=404, headers=headers)
-            return found.response(request, headers)
+            # a page that another version has sent gets these files, but does not keep them
+            kept_long = versioned and versioned[1] == version
+            return found.response(request, lasting if kept_long else headers)
 
         routes = [Route(path, without_slash), Route(url + "{path:path}", file)]
         return Served(app=Starlette(routes=routes), path=path)
@@ -143,6 +155,24 @@ class _File:
             packed = {**common, "content-encoding": "gzip"}
             return Response(self.compressed, headers=packed, media_type=self.media_type)
         return Response(self.content, headers=common, media_type=self.media_type)
+
+
+#: the path of a version, in front of what a page loads
+_VERSIONED = re.compile(r"([0-9a-f]{16})/")
+#: what a page loads by itself; modules name each other by relative paths
+_LINKS = re.compile(r' (src|href)="(?=[a-z])')
+
+
+def _version_of(files: Mapping[str, _File]) -> str:
+    """Changes with any file."""
+    return hashlib.sha256("".join(f"{name}{files[name].tag}" for name in sorted(files)).encode()).hexdigest()[
+        :16
+    ]
+
+
+def _linked(page: _File, version: str) -> _File:
+    """The page, whose links lead to the files of a version."""
+    return _File("index.html", _LINKS.sub(rf' \1="{version}/', page.content.decode()).encode())
 
 
 def _static_files() -> dict[str, _File]:
