@@ -88,8 +88,8 @@ def test_files_are_revalidated_and_compressed(service: ServiceThread) -> None:
 
 
 def test_what_a_page_loads_is_kept_until_there_is_another_version(service: ServiceThread) -> None:
-    """The page is asked for each time. What it names lies under a path that changes with the files; the path of
-    another version, which an open page may still use, has these files, but they are not kept."""
+    """What it names lies under a path that changes with the files. The path of another version, which an open
+    page may still use, has these files as well, but they are not kept. The page is asked for each time."""
     with service.client(None) as client:
         page = client.get("/console/")
         assert page.headers["cache-control"] == "no-cache"
