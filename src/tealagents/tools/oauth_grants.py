@@ -26,7 +26,7 @@ SAVE_SECONDS = 1.0
 STORE_SECONDS, STORE_PAUSE = 2.0, 0.1
 
 
-class Grant(Struct, frozen=True, kw_only=True):
+class StoredGrant(Struct, frozen=True, kw_only=True):
     """A user's grant: everything needed to renew its access token. Stored as JSON in a `Secrets`."""
 
     at: Endpoints
@@ -52,7 +52,7 @@ class Grants:
         self._secret_store = secret_store
         self._now = now
         #: renewed grants that are not stored yet, by the outdated text that the store still holds
-        self._unsaved: dict[str, Grant] = {}
+        self._unsaved: dict[str, StoredGrant] = {}
         #: background tasks that retry storing the grants of `_unsaved`
         self._saving: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
@@ -67,7 +67,7 @@ class Grants:
         """The stored text of a grant; None if there is none. `PersistenceUnavailable`."""
         return await self._secret_store.get(user_key, server_key) if self._secret_store else None
 
-    def of(self, text: str | None, server: ProtectedServer) -> Grant | None:
+    def of(self, text: str | None, server: ProtectedServer) -> StoredGrant | None:
         """The grant of a text with the client and the server of today's configuration; None if there is none
         for its authorization server."""
         if text is None:
@@ -90,11 +90,11 @@ class Grants:
         grant = _grant_in(text) if text else None
         return grant.consent if grant and (grant.refresh_token or self.is_usable(grant)) else ""
 
-    def is_usable(self, grant: Grant) -> bool:
+    def is_usable(self, grant: StoredGrant) -> bool:
         """Whether the grant holds an access token that can still be used."""
         return grant.usable_until > self._now()
 
-    async def add(self, user_key: str, server_key: str, grant: Grant) -> None:
+    async def add(self, user_key: str, server_key: str, grant: StoredGrant) -> None:
         """Stores a new grant, retrying for `STORE_SECONDS` while the store is unavailable; then raises
         `PersistenceUnavailable`.
 
@@ -117,7 +117,7 @@ class Grants:
                     raise
             await asyncio.sleep(STORE_PAUSE)
 
-    async def renew(self, user_key: str, server_key: str, text: str, grant: Grant) -> bool:
+    async def renew(self, user_key: str, server_key: str, text: str, grant: StoredGrant) -> bool:
         """Stores a renewed grant in place of `text`: now, or once the store is available again.
 
         False if the user has consented anew, or was deleted, so that nothing is stored.
@@ -135,7 +135,7 @@ class Grants:
         del self._unsaved[text]
         return kept
 
-    async def _replace(self, user_key: str, server_key: str, text: str, grant: Grant) -> bool:
+    async def _replace(self, user_key: str, server_key: str, text: str, grant: StoredGrant) -> bool:
         """Stores a renewed grant in place of `text`, or of what another replica has renewed."""
         assert self._secret_store is not None, "the grant was stored"
         while not await self._secret_store.replace(user_key, server_key, text, _text_of(grant)):
@@ -145,7 +145,7 @@ class Grants:
             text = newer
         return True
 
-    async def _save(self, user_key: str, server_key: str, text: str, grant: Grant) -> None:
+    async def _save(self, user_key: str, server_key: str, text: str, grant: StoredGrant) -> None:
         """Retries replacing `text` by a renewed grant, until the store is available again.
 
         Until then the user has to consent again if this process restarts or another replica uses the stored
@@ -210,9 +210,9 @@ async def _claimed(secret_store: Secrets, user_key: str, server_key: str) -> Asy
             await secret_store.delete(user_key, place, mine)
 
 
-def _grant_in(text: str) -> Grant:
-    return msgspec.json.decode(text, type=Grant)
+def _grant_in(text: str) -> StoredGrant:
+    return msgspec.json.decode(text, type=StoredGrant)
 
 
-def _text_of(grant: Grant) -> str:
+def _text_of(grant: StoredGrant) -> str:
     return msgspec.json.encode(grant).decode()

@@ -14,7 +14,7 @@ from tealagents.domain.errors import PersistenceUnavailable, ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import ToolContext
 from tealagents.tools.oauth_clients import Registrations
-from tealagents.tools.oauth_grants import RENEWAL_SECONDS, Grant, Grants
+from tealagents.tools.oauth_grants import RENEWAL_SECONDS, StoredGrant, Grants
 from tealagents.tools.oauth_pending import PendingConsent, Secrets
 from tealagents.tools.oauth_servers import (
     Challenge,
@@ -78,7 +78,7 @@ class Tokens:
         replicas would ask the user again.
         """
         times, refresh_token = self._times(answer), answer.get("refresh_token") or ""
-        grant = Grant(
+        grant = StoredGrant(
             at=pending.at,
             refresh_token=refresh_token,
             access_token="" if refresh_token else answer["access_token"],
@@ -220,7 +220,9 @@ class Tokens:
             del self._access[user_key, server.key]
         return await self._renew_claimed(user_key, server, await self._grants.text(user_key, server.key))
 
-    async def _request_renewal(self, server: ProtectedServer, grant: Grant) -> tuple[Grant, int, Json]:
+    async def _request_renewal(
+        self, server: ProtectedServer, grant: StoredGrant
+    ) -> tuple[StoredGrant, int, Json]:
         """The grant, and the status and answer of its token endpoint.
 
         If the endpoint has moved, the request is sent to the new one, which the returned grant names.
@@ -253,7 +255,7 @@ class Tokens:
         return ends, ends - min(LEEWAY_SECONDS, lifetime / 2)
 
     def _remember(
-        self, user_key: str, server_key: str, token: str, times: tuple[float, float], grant: Grant
+        self, user_key: str, server_key: str, token: str, times: tuple[float, float], grant: StoredGrant
     ) -> _Access:
         now = self._now()
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
@@ -273,5 +275,5 @@ async def _token_endpoint(server: ProtectedServer, at: Endpoints) -> str | None:
     return endpoint
 
 
-def _not_now(grant: Grant) -> ToolFailed:
+def _not_now(grant: StoredGrant) -> ToolFailed:
     return ToolFailed(f"{grant.at.issuer} did not renew the user's authorization now. Try again later.")
