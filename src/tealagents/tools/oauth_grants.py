@@ -43,7 +43,7 @@ class StoredGrant(Struct, frozen=True, kw_only=True):
 
 
 class Grants:
-    """The users' grants in the store, each as the text that stands for it until it is replaced.
+    """The users' grants in the store. Each is a text there, which changes when the grant is renewed.
 
     Without a store, none is kept.
     """

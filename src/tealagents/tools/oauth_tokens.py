@@ -14,7 +14,7 @@ from tealagents.domain.errors import PersistenceUnavailable, ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import ToolContext
 from tealagents.tools.oauth_clients import Registrations
-from tealagents.tools.oauth_grants import RENEWAL_SECONDS, StoredGrant, Grants
+from tealagents.tools.oauth_grants import RENEWAL_SECONDS, Grants, StoredGrant
 from tealagents.tools.oauth_pending import PendingConsent, Secrets
 from tealagents.tools.oauth_servers import (
     Challenge,
