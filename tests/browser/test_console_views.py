@@ -620,7 +620,7 @@ def test_of_a_long_text_the_beginning_is_shown_and_the_rest_on_demand(
 def test_what_hides_is_shown_and_what_belongs_together_is_not_cut(ada: Tab) -> None:
     """Code shows every character that is not seen for what it is; prose those that hide or reorder."""
     shown = """async (all) => {
-      const {exact, readable} = await import(new URL("app/text.js", location).href);
+      const {exact, readable} = await moduleOf("text");
       return all.map((text) => [exact(text), readable(text)]);
     }"""
     for character, (code, prose) in zip(
@@ -1714,8 +1714,8 @@ def test_a_long_line_of_dashes_is_no_list(ada: Tab, line: str) -> None:
 def test_a_footnote_of_one_word_is_shown(ada: Tab) -> None:
     """It looks like the address of a link, which is not shown."""
     shown = """async (text) => {
-        const {html, render} = await import("./app/html.js");
-        const {Markdown} = await import("./app/markdown.js");
+        const {html, render} = await moduleOf("html");
+        const {Markdown} = await moduleOf("markdown");
         const place = document.createElement("div");
         render(html`<${Markdown} text=${text} />`, place);
         return [place.textContent, place.querySelector("a").href];
@@ -1745,8 +1745,8 @@ def test_items_of_several_lines_each_are_formatted(ada: Tab) -> None:
 def test_lists_and_quotes_have_their_marks_where_their_language_begins(ada: Tab) -> None:
     """Also where what is in them is a block of its own; a cell of a table reads as itself."""
     directions = """async (text) => {
-        const {html, render} = await import("./app/html.js");
-        const {Markdown} = await import("./app/markdown.js");
+        const {html, render} = await moduleOf("html");
+        const {Markdown} = await moduleOf("markdown");
         const place = document.body.appendChild(document.createElement("div"));
         render(html`<${Markdown} text=${text} />`, place);
         const all = [...place.querySelectorAll("ul, ol, blockquote, td")];
@@ -1763,8 +1763,8 @@ def test_lists_and_quotes_have_their_marks_where_their_language_begins(ada: Tab)
 def test_html_in_an_answer_keeps_its_lines(ada: Tab) -> None:
     """It is text, with its indentation, also in a list, and reads as its language does."""
     lines = """async (text) => {
-        const {html, render} = await import("./app/html.js");
-        const {Markdown} = await import("./app/markdown.js");
+        const {html, render} = await moduleOf("html");
+        const {Markdown} = await moduleOf("markdown");
         const place = document.body.appendChild(document.createElement("div"));
         place.className = "answer";
         render(html`<${Markdown} text=${text} />`, place);
@@ -1784,8 +1784,8 @@ def test_html_in_an_answer_keeps_its_lines(ada: Tab) -> None:
 def test_a_table_has_its_first_column_where_its_language_begins(ada: Tab) -> None:
     """Whatever each cell reads as; so has one in a quote, whose mark is on that side too."""
     sides = """async (text) => {
-        const {html, render} = await import("./app/html.js");
-        const {Markdown} = await import("./app/markdown.js");
+        const {html, render} = await moduleOf("html");
+        const {Markdown} = await moduleOf("markdown");
         const place = document.body.appendChild(document.createElement("div"));
         render(html`<${Markdown} text=${text} />`, place);
         const found = [...place.querySelectorAll("tr")].map(({cells: [first, second]}) => {
@@ -1806,8 +1806,8 @@ def test_a_table_has_its_first_column_where_its_language_begins(ada: Tab) -> Non
 
 def test_in_a_list_of_several_languages_each_item_reads_as_itself_beside_the_marks(ada: Tab) -> None:
     ends = """async (text) => {
-        const {html, render} = await import("./app/html.js");
-        const {Markdown} = await import("./app/markdown.js");
+        const {html, render} = await moduleOf("html");
+        const {Markdown} = await moduleOf("markdown");
         const place = document.body.appendChild(document.createElement("div"));
         render(html`<${Markdown} text=${text} />`, place);
         const left = (node, at) => {
@@ -1898,8 +1898,8 @@ def test_a_break_within_a_cell_is_drawn(ada: Tab, service: ServiceThread) -> Non
 def _drawn(tab: Tab, text: str) -> str:
     """As what a text of a model is drawn."""
     drawn = """async (text) => {
-        const {html, render} = await import("./app/html.js");
-        const {Markdown} = await import("./app/markdown.js");
+        const {html, render} = await moduleOf("html");
+        const {Markdown} = await moduleOf("markdown");
         const place = document.createElement("div");
         render(html`<${Markdown} text=${text} />`, place);
         return place.firstElementChild.className;

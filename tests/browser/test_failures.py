@@ -38,7 +38,7 @@ def _cut_once(tab: Tab, **answer: Any) -> None:
 def _words(tab: Tab, error: dict[str, Any]) -> str:
     """How an error is worded."""
     worded = """async (error) => {
-        const {inWords} = await import("./app/ui.js");
+        const {inWords} = await moduleOf("ui");
         return Object.values(inWords(error)).join(" ");
     }"""
     return str(tab.page.evaluate(worded, error))
@@ -626,7 +626,7 @@ def test_a_page_whose_user_is_gone_keeps_nothing_of_them(tabs: Tabs, service: Se
 #: what modules keep of the session
 _KEPT = """async () => {
     const [{ran}, {titles}, {traces}, {unfolded}] = await Promise.all(
-        ["live", "sidebar", "data", "turn"].map((name) => import(`./app/${name}.js`)),
+        ["live", "sidebar", "data", "turn"].map(moduleOf),
     );
     return JSON.stringify([ran, titles.values, traces, unfolded].flatMap((each) => [...each]));
 }"""

@@ -203,8 +203,8 @@ def test_a_piece_costs_as_much_in_a_long_answer_as_in_a_short_one(ada: Tab) -> N
     """What has settled is not parsed again, and stays what it was: one can select text in it. All of it is
     shown, as it is once the answer has ended."""
     grow = """async () => {
-        const {html, render} = await import("./app/html.js");
-        const {Markdown} = await import("./app/markdown.js");
+        const {html, render} = await moduleOf("html");
+        const {Markdown} = await moduleOf("markdown");
         const [growing, ended] = [document.createElement("div"), document.createElement("div")];
         const some = (at) => `Line **${at}**.\\n\\n- item\\n- ${at}\\n\\n## Head ${at}`;
         const blocks = Array.from({length: 200}, (_, at) => some(at));

@@ -35,6 +35,10 @@ _WATCH_POLICY = """
 addEventListener("securitypolicyviolation", (event) =>
   console.error(`POLICY ${event.effectiveDirective} ${event.blockedURI} ${event.sample}`));
 """
+#: one of the console's own modules, by its name, for tests that look into it
+_MODULE_OF = """
+window.moduleOf = (name) => import(new URL(`${name}.js`, document.querySelector("script[type=module]").src));
+"""
 #: a notice goes after six seconds, which a slow machine may take to look for it: here it stays until it is
 #: closed, or another one comes, unless a test has taken the page's time
 _KEEP_NOTICES = """
@@ -61,7 +65,7 @@ class Tab:
         self.begin(console)
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.errors.append(f"{error.name}: {error.message}"))
-        self.page.add_init_script(_WATCH_POLICY + _KEEP_NOTICES)
+        self.page.add_init_script(_WATCH_POLICY + _MODULE_OF + _KEEP_NOTICES)
 
     def begin(self, console: str) -> None:
         """Gives it to a test, and drops what was reported before."""
