@@ -21,8 +21,8 @@ USERS = [
 #: elements and attributes that are only there if a text became more than text
 _BECAME_MORE = """() => {
   const made = [...document.querySelectorAll(
-    "script:not([src$='/app/main.js']), iframe, object, embed, link[href*='evil'], base, meta[http-equiv], video,"
-    + "audio, form[action], template, style, img[src^='http'], img[srcset], [srcdoc],"
+    "script:not([src$='/app/main.js']), iframe, object, embed, link[href*='evil'], base, meta[http-equiv],"
+    + "video, audio, form[action], template, style, img[src^='http'], img[srcset], [srcdoc],"
     + "#document, [name=config]")];
   const handlers = [...document.querySelectorAll("*")].filter((element) =>
     [...element.attributes].some(({name}) => /^on/i.test(name)));

@@ -261,9 +261,9 @@ def scan_bounds(prefix: str, after: str | None, reverse: bool) -> tuple[str, str
 
 
 def in_a_line(error: BaseException, text: object = None) -> str:
-    """The class of a driver's error, and the first line of its text, or of `text` if that is given."""
+    """The class of a driver's error, and the first line, if any, of its text or of a given `text`."""
     lines = str(error if text is None else text).splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 # --- the base ---------------------------------------------------------------------------------------

@@ -207,8 +207,13 @@ class _ListeningConnection:
         arrived = asyncio.Event()
         await self._connection.add_listener(f"{prefix}ok", lambda *_: arrived.set())
         await send(prefix, ["ok"])
-        async with asyncio.timeout(ANSWER_SECONDS):
-            await arrived.wait()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await arrived.wait()
+        except TimeoutError:
+            raise LinkLost(
+                "what another connection sends does not arrive; a pgbouncer in transaction mode delivers none"
+            ) from None
 
     async def subscribe(self, channels: Collection[str]) -> None:
         for channel in channels:
