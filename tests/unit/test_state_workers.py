@@ -9,7 +9,7 @@ import pytest
 from engine_setup import Faulty, Process, Scripted, Shared, damage, process, says, waits
 
 from tealagents.domain.errors import PersistenceUnavailable
-from tealagents.domain.ids import random_id
+from tealagents.domain.ids import operation_id, random_id
 from tealagents.domain.ports import Commit
 from tealagents.state import keys, records
 from tealagents.state.workers import Mailbox, Signal
@@ -102,6 +102,30 @@ async def test_dead_processes_are_recognized_even_where_the_clock_was_set_back(c
         assert (await here.request(sent.request.request_id)).status == "Running"
         await pass_by(clock, 17)
         assert (await here.request(sent.request.request_id)).status == "Failed"
+
+
+async def test_of_an_outage_that_keeps_signals_from_being_read_the_beginning_is_logged(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Watches are woken again and again as long as the store is away; each outage is one line."""
+    shared = SharedMemory(clock)
+    store = Faulty(shared)
+    async with process(store, Scripted(waits(asyncio.Event())), clock=clock) as here:
+        await here.send()
+
+        async def wake() -> None:
+            topic = keys.signals(here.lease.worker_id)
+            await shared.commit(keys.workers("Tester"), Commit(operation=operation_id(), notify={topic}))
+            await pass_by(clock, 1)
+
+        for outages in (1, 2):
+            store.unreadable, store.refused = True, 0
+            for tries in range(3):
+                await wake()
+                assert store.refused > tries
+            store.unreadable = False
+            await wake()
+            assert caplog.text.count("signals could not be read") == outages
 
 
 class Beating(Faulty):

@@ -321,16 +321,22 @@ class Service:
             group.create_task(self.conversations.attend())
 
     async def _take_signals(self) -> None:
-        """Reads the signals of other processes as they arrive, unless no request is here to be signaled."""
-        mailbox = Mailbox(self.records, self.tasks.lease)
+        """Reads the signals of other processes as they arrive, unless no request is here to be signaled.
+
+        Only the first of several failures in a row is logged: a store that is away wakes this all the time.
+        """
+        mailbox, failed = Mailbox(self.records, self.tasks.lease), False
         async for _ in mailbox.wakeups():
             if not self.tasks.begun:
                 continue
             try:
                 async for signal in mailbox.signals():
                     self._end_as_asked(signal)
+                failed = False
             except TealError as error:
-                log.warning("signals could not be read: %s", error)
+                if not failed:
+                    log.warning("signals could not be read: %s", error)
+                failed = True
 
     def _end_as_asked(self, signal: Signal) -> None:
         """Stops a request that another process has ended, or asks this one to end."""
