@@ -124,6 +124,26 @@ async def test_pauses_not_decided_in_time_are_listed_as_expired() -> None:
         assert await listed(None) == pending + expired
 
 
+async def test_requests_whose_end_was_due_are_found_by_how_they_ended() -> None:
+    """Without a look at each of them before: a client that asks for what ended has no other way to see it."""
+    clock = ShiftedClock()
+    store = MemoryStore(clock=lambda: clock.now().timestamp())
+    async with process(store, Scripted(), noting([], governed=True), clock=clock, lease_seconds=1e9) as here:
+        old = [await paused(here) for _ in range(3)]
+        clock.shift = timedelta(seconds=here.tasks.rules.approval_expiry_seconds + 1)
+        new = await paused(here)
+
+        async def found(status: str) -> tuple[list[str], int]:
+            page = await latest.page(
+                here.tasks, here.partition(), lambda record: record.status == status, limit=9
+            )
+            return [record.request_id for record in page.records], page.total
+
+        ended, total = await found("Canceled")
+        assert (set(ended), total) == ({each.request_id for each in old}, 3)
+        assert await found("Paused") == ([new.request_id], 1)
+
+
 async def test_an_inbox_is_read_page_by_page() -> None:
     """Every pause of the tenant comes once, and the last page says that it is the last."""
     async with process(None, Scripted(), noting([], governed=True)) as here:

@@ -4,16 +4,16 @@ There is no index in this order, since it would have to be written with every ch
 are read for each page.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from msgspec import Struct
 
 from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound
-from tealagents.domain.models import RequestRecord
+from tealagents.domain.models import ENDED, Head, RequestRecord
 from tealagents.state import keys
-from tealagents.state.catalog import Catalog
+from tealagents.state.catalog import Catalog, Damaged
 from tealagents.state.tasks import Tasks
 
 #: records read at a time
@@ -80,23 +80,39 @@ async def _read(tasks: Tasks, partition: str, request_id: str) -> RequestRecord 
 async def _latest(tasks: Tasks, partition: str, wanted: Callable[[RequestRecord], bool]) -> list[Changed]:
     """All wanted requests except those of deleted tasks, newest first. Damaged records are left out."""
     found: list[tuple[Changed, str]] = []
+    under_way: list[RequestRecord] = []
     async for key, stored in tasks.records.every(partition, keys.request(""), page=PAGE):
         try:
             opened = await tasks.records.whole(partition, key, stored, RequestRecord)
         except CorruptState:
             continue  # the damage is reported when the request is read by its id
-        if opened is not None and wanted(record := opened.value):
-            found.append((Changed(record.changed_at, record.request_id), record.task_id))
-    there = await _there(tasks, partition, list(dict.fromkeys(task_id for _, task_id in found)))
+        if opened is None:
+            continue
+        if (record := opened.value).status not in ENDED:
+            under_way.append(record)
+        elif wanted(record):
+            found.append((_changed(record), record.task_id))
+    task_ids = [*(task_id for _, task_id in found), *(record.task_id for record in under_way)]
+    there = await _there(tasks, partition, list(dict.fromkeys(task_ids)))
+    for each in under_way:
+        head = there.get(each.task_id)
+        ended = isinstance(head, Head) and not head.names(each.request_id)  # as was due, or since it was read
+        now = await _read(tasks, partition, each.request_id) if ended else each
+        if now is not None and wanted(now):
+            found.append((_changed(now), now.task_id))
     return sorted((each for each, task_id in found if task_id in there), reverse=True)
 
 
-async def _there(tasks: Tasks, partition: str, task_ids: Sequence[str]) -> Set[str]:
-    """Those of the tasks that exist, damaged ones included."""
+def _changed(record: RequestRecord) -> Changed:
+    return Changed(record.changed_at, record.request_id)
+
+
+async def _there(tasks: Tasks, partition: str, task_ids: Sequence[str]) -> dict[str, Head | Damaged]:
+    """Those of the tasks that exist, damaged ones included, after what was due on them has ended."""
     catalog = Catalog(tasks)
-    there: set[str] = set()
+    there: dict[str, Head | Damaged] = {}
     for start in range(0, len(task_ids), PAGE):
         some = task_ids[start : start + PAGE]
         heads = await catalog.heads(partition, some)
-        there |= {task_id for task_id, head in zip(some, heads, strict=True) if head is not None}
+        there |= {task_id: head for task_id, head in zip(some, heads, strict=True) if head is not None}
     return there
