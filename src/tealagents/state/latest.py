@@ -27,7 +27,8 @@ class Changed(Struct, frozen=True, order=True):
     request_id: str
 
     def __str__(self) -> str:
-        return f"{self.at.isoformat()}/{self.request_id}"
+        at = self.at.isoformat().replace("+00:00", "Z")  # in the query of a URL, a plus is a space
+        return f"{at}/{self.request_id}"
 
     @classmethod
     def parse(cls, text: str, field: str) -> "Changed":

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from a2a.types import a2a_pb2 as pb
-from a2a_talk import BINDINGS, RPC, VERSION, Json, Wire, answer, message, state, streamed_text
+from a2a_talk import BINDINGS, REST, RPC, VERSION, Json, Wire, answer, message, state, streamed_text
 from google.api.field_behavior_pb2 import FieldBehavior, field_behavior  # type: ignore[import-untyped]
 from google.protobuf.json_format import ParseDict
 from talk import working_service
@@ -600,6 +600,15 @@ def test_tasks_are_listed_those_that_changed_last_first(wire: Wire, eves: Wire) 
     assert [answer(task) for task in full["tasks"]] == ["Hello! How can I help?"] * 5
     assert [len(task["history"]) for task in full["tasks"]] == [1] * 5
     assert eves.result("ListTasks", {"contextId": first["contextId"]})["tasks"] == []
+
+
+def test_a_page_token_can_stand_in_a_url_as_it_is(service: ServiceThread) -> None:
+    """As a user of curl writes it there, who encodes nothing."""
+    with Wire(service, REST) as rest:
+        older, newer = rest.send(), rest.send()
+        first = rest.client.get("/a2a/tasks?pageSize=1").json()
+        second = rest.client.get(f"/a2a/tasks?pageSize=1&pageToken={first['nextPageToken']}").json()
+    assert [task["id"] for page in (first, second) for task in page["tasks"]] == [newer["id"], older["id"]]
 
 
 def test_a_page_of_large_tasks_ends_early(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
