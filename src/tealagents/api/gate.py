@@ -23,6 +23,7 @@ from tealagents.api.exchange import Exchange
 from tealagents.api.http import WrongMethod
 from tealagents.domain.errors import InvalidRequest, NotFound, TealError
 from tealagents.domain.models import Caller, Json
+from tealagents.domain.texts import enumerated
 
 #: where a scope holds its call
 SCOPE = "tealagents.call"
@@ -105,6 +106,14 @@ class AdmittedCall:
         """`InvalidRequest` for a wrong id, with which a library may take the call for a notification."""
         if self.awaits_response and self.rpc_id is None:
             raise InvalidRequest("id", "must be a string or an integer")
+
+    def check_accept(self, *types: str) -> None:
+        """`InvalidRequest` unless a call of JSON-RPC accepts responses of all these media types."""
+        given = ",".join(self.request.headers.getlist("accept")).lower().split(",")
+        accepted = {each.partition(";")[0].strip() for each in given}
+        every = all(accepted & {each, f"{each.partition('/')[0]}/*", "*/*"} for each in types)
+        if self.rpc_method and not every:
+            raise InvalidRequest("Accept", f"must name {enumerated(types)}")
 
     @property
     def rpc_params(self) -> Json:

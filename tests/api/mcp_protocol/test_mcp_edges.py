@@ -379,6 +379,37 @@ def test_what_a_host_accepts_may_come_in_several_lines(service: ServiceThread) -
     assert "Completed" in answer.text
 
 
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream", "text/html", ""])
+def test_a_host_that_does_not_accept_both_kinds_of_response_learns_which(
+    service: ServiceThread, era: Era, accept: str
+) -> None:
+    """With the id of its call, which is not carried out."""
+    body = asking("hello") if era == "2026-07-28" else _older("hello")
+    with service.client("yves") as client:
+        headers = {**headers_of(body, era), "accept": accept}
+        if era == "2025-11-25":
+            headers["mcp-session-id"] = opened(client)
+        refused = client.post("/mcp", json=body, headers=headers)
+        assert refused.status_code == 406
+        assert refused.json()["id"] == body["id"]
+        error = {
+            "code": types.INVALID_REQUEST,
+            "message": "Accept: must name application/json and text/event-stream",
+        }
+        assert refused.json()["error"] == error
+        assert client.get("/tasks").json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    "accept", ["*/*", "application/*, text/*", "Application/JSON;q=0.5,TEXT/event-stream"]
+)
+def test_a_host_may_accept_more_than_both(service: ServiceThread, accept: str) -> None:
+    """As most do that say nothing of it."""
+    with service.client() as client:
+        assert post(client, asking("hello"), accept=accept).status_code == 200
+
+
 def test_a_call_of_no_method_is_an_error_of_the_protocol(service: ServiceThread) -> None:
     """Where neither the body nor a header names one, they agree; it is refused all the same."""
     body = asking("hello")

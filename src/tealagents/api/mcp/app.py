@@ -11,7 +11,7 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, Authorizat
 from mcp.server.auth.provider import AccessToken
 from mcp.server.lowlevel.server import Server
 from mcp.server.runner import modern_error_data, modern_on_request
-from mcp.server.streamable_http import StreamableHTTPServerTransport, check_accept_headers
+from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared import inbound
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
@@ -56,8 +56,9 @@ def build(exchange: Exchange, path: str) -> Served:
 
 
 def _check(call: gate.AdmittedCall, _: int) -> None:
-    """Refuses what would keep a session, or be kept in one, wrong ids, and more answers than questions."""
+    """Refuses what would keep a session, or be kept in one; wrong ids, `Accept`, and too many answers."""
     call.check_id()
+    call.check_accept("application/json", "text/event-stream")
     if call.rpc_method == "initialize" and call.request.headers.get("mcp-protocol-version") in _OLDER:
         bodies.check_kept(call.body, call.size, call.request.scope)
         bodies.validated(InitializeRequest, call.body, by_name=False)  # the SDK refuses it in a session
@@ -125,7 +126,6 @@ class _Sessions:
         if (
             isinstance(route, inbound.InboundLadderRejection)
             or inbound.find_duplicated_routing_header(request.headers.items())
-            or not all(check_accept_headers(request))
             or (request.method, body.get("jsonrpc"), body.get("method")) != ("POST", "2.0", "tools/call")
             or call.rpc_id is None
         ):

@@ -127,10 +127,10 @@ def respond(call: AdmittedCall, error: TealError, headers: Mapping[str, str]) ->
     status, rpc_id = status_of(error), call.rpc_id if call.rpc_method else None
     code = types.INVALID_REQUEST if status < 500 else types.INTERNAL_ERROR
     if isinstance(error, InvalidRequest):
-        if call.rpc_method == "tools/call" and rpc_id is not None:
+        status = {"Content-Type": 415, "Accept": 406}.get(error.field, 400)
+        if status == 400 and call.rpc_method == "tools/call" and rpc_id is not None:
             wrong = InvalidRequest(error.field.removeprefix("params.arguments."), error.reason)
             return rpc_response(rpc_id, result=of_error(wrong))
-        status = 415 if error.field == "Content-Type" else 400
         code = types.INVALID_PARAMS if error.field.startswith("params") else code
         code = types.PARSE_ERROR if error.malformed and error.field == "body" else code
     return rpc_response(rpc_id, status=status, headers=headers, error={"code": code, "message": error.detail})
