@@ -191,6 +191,18 @@ def test_what_a_message_may_be_made_of(wire: Wire) -> None:
         assert refused == (-32005 if wire.rpc else 400, "CONTENT_TYPE_NOT_SUPPORTED"), part
 
 
+@pytest.mark.parametrize(
+    "part", [{"raw": "dGNr"}, {"raw": "dGNr", "mediaType": "image/jpg"}, {"url": "http://127.0.0.1:1/x.png"}]
+)
+def test_a_part_that_is_not_accepted_is_named_with_what_is(wire: Wire, part: Json) -> None:
+    """The sender of ten files learns which one it was, and that an image without its type is not taken."""
+    refused = wire.call("SendMessage", {"message": message(parts=[{"text": "look"}, part])})
+    assert wire.refusal(refused)[1] == "CONTENT_TYPE_NOT_SUPPORTED"
+    said = refused.json()["error"]["message"]
+    assert said.startswith("message.parts.1: must be inline and of mediaType text/plain or ")
+    assert all(kind in said for kind in ("application/json", "image/png", "image/jpeg"))
+
+
 @pytest.mark.parametrize(("each", "most"), [(b"[1,2]", MOST_VALUES // 3), (b"1e300", MOST_EXTREMES)])
 def test_json_in_raw_parts_has_the_limits_of_a_body_together(wire: Wire, each: bytes, most: int) -> None:
     """Base64 hides it from the limits of the body that brings it."""

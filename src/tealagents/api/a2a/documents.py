@@ -76,4 +76,4 @@ def _item(part: pb.Part, message: Json, n: int, inline: Inline) -> Item:
             return item
     elif kind != "url" and (media in ("", "application/json") or is_text(media)):
         return Item("text", part.text if kind == "text" else encode_json(sent["data"]).decode())
-    raise ContentTypeNotSupportedError("Parts are text, JSON, or inline images. No URL is fetched.")
+    raise ContentTypeNotSupportedError(f"{field}: must be inline and of mediaType {' or '.join(INPUT_MODES)}")
