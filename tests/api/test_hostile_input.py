@@ -657,6 +657,19 @@ def test_http_1_0_needs_no_host(service: ServiceThread) -> None:
     assert answered(service, sent.encode()).startswith(b"HTTP/1.1 200 ")
 
 
+def test_http_1_0_is_sent_no_chunks(service: ServiceThread) -> None:
+    """It has none: their sizes would be read as lines of the stream, which ends with the connection."""
+    sent = (
+        f"POST {service.prefix}/sse HTTP/1.0\r\nAuthorization: Bearer ada\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(GOOD)}\r\n\r\n"
+    )
+    head, _, stream = answered(service, sent.encode() + GOOD).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    fields = [line.partition(b": ")[0] for line in stream.splitlines()]
+    assert len(fields) > 4
+    assert fields == [b"event", b"id", b"data", b""] * (len(fields) // 4)
+
+
 def test_the_last_of_two_equal_names_counts(ada: httpx.Client) -> None:
     """As with every JSON parser in wide use; what it says is validated all the same."""
     assert ada.post("", content=b'{"items": [], ' + GOOD[1:], headers=JSON).status_code == 200

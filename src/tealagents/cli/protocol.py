@@ -179,6 +179,20 @@ class _Parser(HttpRequestParser):
                 super().feed_data(head)
 
 
+class _WithoutChunks(RequestResponseCycle):
+    """Answers HTTP/1.0, which has no chunks (RFC 9112, section 6.1): a stream ends with its connection."""
+
+    _streams = False
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._streams = all(name != b"content-length" for name, _ in message["headers"])
+            self.chunked_encoding = False if self._streams else None
+        elif self._streams:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Answers 431 to a request whose line and headers are too large, and closes the connection.
 
@@ -241,6 +255,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if not upgrade:  # to a WebSocket
             self.cycle.message_event = _Event()  # type: ignore[assignment]
             self.headers = _NO_TRAILERS
+            if self.parser.get_http_version() == "1.0":
+                self.cycle.__class__ = _WithoutChunks
             if self.expect_100_continue:
                 # if it is answered before its body is asked for, the client may send the body or not, and
                 # what follows cannot be told apart
