@@ -104,11 +104,15 @@ def lines(folder: Path, file: str) -> list[str]:
 # --- half characters ---------------------------------------------------------------------------------
 
 
-async def test_half_a_character_of_a_child_process_is_the_replacement_character(tmp_path: Path) -> None:
-    """In a description and in an answer: servers in JavaScript cut texts within an emoji."""
+async def test_half_a_character_of_a_child_process_is_the_replacement_character(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a description and in an answer: servers in JavaScript cut texts within an emoji. No one is warned of
+    what can be read."""
     async with opened(**odd(tmp_path, "halving"), **TRUSTED) as server:
         assert by_name(server)["odd-echo"].spec.description == "The tool echo.\ufffd"
         assert await call(server, "echo", text="😀") == '{"text": "\\ud83d\\ude00"}\ufffd'
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["JSON", "events"])
@@ -321,7 +325,10 @@ async def test_a_listing_that_breaks_the_rules_ends_no_call(
         assert await call(server, "echo") == "{}"
         assert await garbling == "done"
         assert server.tools() is before
-    assert "its last listing stays: 1 validation error" in caplog.text
+    (warning,) = [each.message for each in caplog.records if "its last listing stays" in each.message]
+    assert warning == (
+        "MCP server odd violates MCP; its last listing stays: tools.0.inputSchema: Field required"
+    )
     assert len(lines(tmp_path, "processes")) == 1
 
 
@@ -719,6 +726,18 @@ async def test_what_a_server_says_on_stderr_is_logged_at_debug(
             await eventually(lambda: "MCP server odd: the odd server starts" in caplog.text)
     [record] = [one for one in caplog.records if "the odd server starts" in one.getMessage()]
     assert record.levelno == logging.DEBUG
+
+
+async def test_what_a_server_says_on_stdout_is_ignored_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In one line, which names the server and does not quote it: a greeting is no message of MCP."""
+    async with opened(**odd(tmp_path, "chatty"), **TRUSTED) as server:
+        assert await call(server, "echo") == "{}"
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == [
+        "MCP server odd sent what is not a message of MCP; it is ignored: "
+        "Invalid JSON: expected value at line 1 column 1"
+    ]
 
 
 async def test_child_ends_with_the_toolset(tmp_path: Path) -> None:

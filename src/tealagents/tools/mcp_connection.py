@@ -339,7 +339,7 @@ class MCPConnection:
                 self._list_again()  # the server will not announce the same change again
         except ValidationError as error:
             name = self._options.name
-            logger.warning("MCP server %s violates MCP; its last listing stays: %s", name, error)
+            logger.warning("MCP server %s violates MCP; its last listing stays: %s", name, error_text(error))
         return True
 
     def _lose(self) -> None:
@@ -353,6 +353,12 @@ class MCPConnection:
     async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             self._list_again()
+        elif isinstance(message, ValidationError):
+            logger.warning(
+                "MCP server %s sent what is not a message of MCP; it is ignored: %s",
+                self._options.name,
+                error_text(message),
+            )
 
     async def _listen(self, client: Client) -> None:
         """From 2026-07-28 on, servers report changes only to clients that ask for them."""

@@ -416,6 +416,15 @@ def _reason(error: Exception) -> str:
 # --- stdio ---------------------------------------------------------------------------------------
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a record of the SDK says more than that a line is no message. `mcp_connection` reports such a
+    line with the server's name, and only if it cannot be read with half characters replaced."""
+    return record.msg != "Failed to parse JSONRPC message from server"
+
+
+logging.getLogger("mcp.client.stdio").addFilter(_is_news)
+
+
 @asynccontextmanager
 async def stdio_transport(
     options: MCPServerOptions, last_words: deque[str]
