@@ -42,15 +42,15 @@ class Delegating:
         return f"delegated-{user.oid}"
 
 
-def context_of(actor: User, delegation: Delegation | None = None) -> CallContext:
-    """A call's context in a request that `actor` sent or resumed."""
+def context_of(actor: User, delegation: Delegation | None = None, *, token: str | None = None) -> CallContext:
+    """A call's context in a request that `actor` sent or resumed, by default with a token that names them."""
     return CallContext(
         session_id="session",
         task_id="task",
         request_id="request",
         owner=OWNER,
         actor=actor,
-        token=f"own-{actor.oid}",
+        token=f"own-{actor.oid}" if token is None else token,
         headers={"authorization": f"Bearer passed-{actor.oid}"},
         delegation=delegation or Delegating(),
         extra_data={},
@@ -398,3 +398,18 @@ async def test_a_text_is_no_list_of_scopes() -> None:
     """It would be asked for letter by letter."""
     with pytest.raises(ToolFailed, match="takes a list of scopes"):
         await context_of(OWNER).user_token("api://down/read")
+
+
+@pytest.mark.parametrize("scopes", [(), ("a",)], ids=["the user's own", "on behalf of"])
+async def test_a_request_without_a_token_has_none_to_pass_on(tmp_path: Path, scopes: tuple[str, ...]) -> None:
+    """Behind a gateway, or in the library, no user's token is known: a tool is not given an empty one, and a
+    call that needs one is not made."""
+    downstream, context = Downstream(), context_of(OWNER, token="")
+    options = {"on_behalf_of_scopes": list(scopes)} if scopes else {"pass_user_token": True}
+    async with openapi(tmp_path, downstream, **options) as tool:
+        for needing in (tool, Code(lambda context: context.user_token(scopes))):
+            with pytest.raises(
+                ToolFailed, match="none came with this request; with TA_AUTH=gateway none does"
+            ):
+                await needing.call(context, {})
+    assert downstream.seen == []

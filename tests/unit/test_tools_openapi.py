@@ -1371,20 +1371,6 @@ async def test_token_is_passed_on_only_where_declared(tmp_path: Path, server: st
             await sent(tools, "listBooks", Context(owner_is_here=False))
 
 
-async def test_a_request_without_a_token_has_none_to_pass_on(
-    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Behind a gateway, or in the library, no user's token is known: the call says so, and is not made."""
-
-    async def nothing(self: Context, scopes: Sequence[str]) -> str:
-        return ""
-
-    monkeypatch.setattr(Context, "user_token", nothing)
-    async with opened(tmp_path, library.document(), server, pass_user_token=True) as tools:
-        with pytest.raises(ToolFailed, match="none came with this request; with TA_AUTH=gateway none does"):
-            await sent(tools, "listBooks")
-
-
 async def test_the_wait_for_a_token_is_limited(
     tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -375,7 +375,7 @@ class ToolContext(Protocol):
         """A token to act for the owner downstream (on-behalf-of); without scopes, the owner's own token.
 
         Raises `NeedsAuthorization` if the owner has not consented, `NeedsOwner` if another user's request
-        runs the tool, `ToolFailed` if the service cannot act for users.
+        runs the tool, `ToolFailed` if the service cannot act for users, or if no token came with the request.
         """
         ...
 

@@ -183,6 +183,11 @@ class CallContext:
                 "this service cannot act for its users: on-behalf-of needs Entra ID and a client credential"
             )
         self.require_owner()
+        if not self._token:
+            raise ToolFailed(
+                "the user's own token is needed, and none came with this request; with TA_AUTH=gateway none "
+                "does, nor in the library"
+            )
         if self._delegation is None or not scopes:
             return self._token
         return await self._delegation.token_for(self._owner, self._token, scopes)

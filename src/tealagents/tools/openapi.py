@@ -164,11 +164,6 @@ class OpenAPIPlugin:
         """The user's token, if the plugin's entry or the catalogue asks for it."""
         if self.options.pass_user_token:
             token = await context.user_token(())
-            if not token:
-                raise ToolFailed(
-                    "pass_user_token sends the user's own token, and none came with this request; with "
-                    "TA_AUTH=gateway none does. Nothing was done."
-                )
         elif self.options.on_behalf_of_scopes:
             token = await context.user_token(self.options.on_behalf_of_scopes)
         elif isinstance(context, AuthorizedContext):
