@@ -271,6 +271,21 @@ async def test_wrong_arguments_are_reported_in_words(shapes: Mapping[str, Tool])
         await call(shapes, "Shapes-defaults", colour="green")
 
 
+def test_an_argument_is_called_what_the_model_was_shown() -> None:
+    """Also where a `Field` gives a parameter another name: the model does not know that of the function."""
+
+    def tool(limit: int = Field(10, alias="max-results")) -> None: ...
+
+    signature = Signature(tool, "tool")
+    assert signature.check({"max-results": 3}) == {"limit": 3}
+    with pytest.raises(ToolFailed) as raised:
+        signature.check({"limit": 3, "max_results": 4})
+    assert str(raised.value).splitlines()[1:] == [
+        "- limit: there is no such argument; the tool takes max-results.",
+        "- max_results: there is no such argument; the tool takes max-results. Did you mean 'max-results'?",
+    ]
+
+
 @pytest.mark.parametrize(
     "hint",
     [Iterable[int], Iterable[int] | None, Annotated[Iterable[Annotated[int, Field(ge=0)]], "which"]],

@@ -192,7 +192,7 @@ class Signature:
         return schema
 
     def _explained(self, error: ValidationError) -> str:
-        known = [parameter.name for parameter in self._parameters]
+        known = list(self.schema["properties"])  # a `Field(…)` may give a parameter another name
         details = error.errors(include_url=False, include_context=False)
         lines = [_explained(detail, known) for detail in details[:MAX_ERRORS]]
         if len(details) > MAX_ERRORS:
