@@ -271,6 +271,19 @@ async def test_wrong_arguments_are_reported_in_words(shapes: Mapping[str, Tool])
         await call(shapes, "Shapes-defaults", colour="green")
 
 
+def test_a_default_of_none_means_that_null_is_taken() -> None:
+    """Also in a `Field`, as people write it: models send null for an option that they do not use."""
+
+    def tool(limit: int = Field(None, ge=1)) -> None: ...  # type: ignore[assignment]
+
+    signature = Signature(tool, "tool")
+    shown = signature.schema["properties"]["limit"]
+    assert shown == {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}], "default": None}
+    assert signature.check({"limit": None}) == signature.check({}) == {"limit": None}
+    with pytest.raises(ToolFailed, match="- limit: Input should be greater than or equal to 1"):
+        signature.check({"limit": 0})
+
+
 def test_an_argument_is_called_what_the_model_was_shown() -> None:
     """Also where a `Field` gives a parameter another name: the model does not know that of the function."""
 

@@ -233,8 +233,8 @@ def _is_context(parameter: Parameter, hint: Any) -> bool:
 
 def _described(parameter: Parameter, hint: Any, text: str | None, number: int) -> _Parameter:
     default = ... if parameter.default is parameter.empty else parameter.default
-    if default is None and not _takes_none(hint):
-        # `limit: int = None` is common, and means `int | None`
+    if _is_none(default) and not _takes_none(hint):
+        # `limit: int = None` is common, also as `Field(None, …)`, and means `int | None`
         hint = hint | None
     hint = _with_lists(hint)
     description = _annotated_text(hint) or text
@@ -247,6 +247,10 @@ def _described(parameter: Parameter, hint: Any, text: str | None, number: int) -
         default=default,
         is_field=isinstance(default, FieldInfo),
     )
+
+
+def _is_none(default: Any) -> bool:
+    return (default.default if isinstance(default, FieldInfo) else default) is None
 
 
 def _with_lists(hint: Any) -> Any:
