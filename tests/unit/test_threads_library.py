@@ -1067,6 +1067,30 @@ async def test_a_thread_that_could_not_be_opened_again_is_not_written(make: Make
             agent.new_thread()
 
 
+class Keyless(MemoryMessages):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.key
+
+
+@pytest.mark.parametrize("secrets", [{}, {"TA_ENCRYPTION_KEY": "correct horse battery"}], ids=["", "sealed"])
+async def test_a_function_that_makes_no_message_store_makes_no_thread(
+    make: MakeAgent, secrets: dict[str, str]
+) -> None:
+    """One that forgets to return its store: what is said would be kept nowhere. covers: THREAD-1"""
+
+    def forgetful() -> None:
+        MemoryMessages()
+
+    opened = LocalThread().to_json()
+    for stores, error in ((forgetful, "returned None instead of one"), (Keyless, "Keyless has no key")):
+        async with make(message_stores=stores, secrets=secrets) as agent:
+            with pytest.raises(ThreadConfigError, match=error):
+                agent.new_thread()
+            with pytest.raises(ThreadConfigError, match=error):
+                agent.open_thread(opened)
+
+
 async def test_an_identity_is_enough_for_a_remote_thread(
     make: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,10 +121,12 @@ class LocalThread(AgentThread):
         #: its id
         self._pending: list[str] = []
         self._edits: dict[str, str] = {}
-        made = stores() if store is None and stores is not None else store
-        self._stored = None if made is None else StoredMessages(checked_store(made), self._messages.values())
-        if self._stored is not None:
-            self._stored.is_read = store is None
+        self._stored: StoredMessages | None = None
+        if store is not None:
+            self._stored = StoredMessages(checked_store(store), self._messages.values())
+            self._stored.is_read = False
+        elif stores is not None:
+            self._stored = StoredMessages(checked_store(stores()), self._messages.values())
 
     # --- life ------------------------------------------------------------------------------------
 

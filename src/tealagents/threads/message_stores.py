@@ -74,8 +74,14 @@ _METHODS = ("add_messages", "list_messages", "serialize", "update_from_state", "
 
 
 def checked_store(store: MessageStore) -> MessageStore:
-    """The store. `ThreadConfigError` if it lacks a method: it may be third-party code."""
-    if lacking := [name for name in _METHODS if not callable(getattr(store, name, None))]:
+    """The store. `ThreadConfigError` if it is none, or lacks something: it may be third-party code, and a
+    function that forgets to return its store would leave a thread without one."""
+    given: object = store
+    if given is None:
+        raise ThreadConfigError("The function that makes message stores returned None instead of one.")
+    lacking = [name for name in _METHODS if not callable(getattr(store, name, None))]
+    lacking += [] if hasattr(store, "key") else ["key"]
+    if lacking:
         raise ThreadConfigError(f"The message store {type(store).__name__} has no {', '.join(lacking)}.")
     return store
 
@@ -253,7 +259,7 @@ class SealedMessages:
     """
 
     def __init__(self, store: MessageStore, cipher: Sealer) -> None:
-        self._store = store
+        self._store = checked_store(store)
         self._cipher = cipher
         self.update_from_state = store.update_from_state
         self.clear = store.clear
