@@ -3,17 +3,21 @@
 import sys
 from collections.abc import Mapping, Sequence, Set
 from contextlib import aclosing, suppress
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.api import requests
 from tealagents.api.exchange import Exchange, RequestView
+from tealagents.api.names import made, parsed
 from tealagents.domain import ids
 from tealagents.domain.errors import AlreadyExists, CheckpointMoved, InvalidRequest, NotFound
 from tealagents.domain.models import Approval, Caller, Head, Item, RequestRecord
 from tealagents.state import keys
 from tealagents.state.new_message import Key, NewMessage
+
+R = TypeVar("R")
 
 
 async def sent_to(
@@ -66,6 +70,11 @@ class Named(Struct, frozen=True):
     task_id: str
     partition: str
     head: Head | None = None
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """The ids of the task and, once there is one, of its session."""
+        return self.head.ids if self.head else {"task_id": self.task_id}
 
     async def answered_to(self, shown: str) -> int | None:
         """The last entry of its log, where the last message was answered and nothing has come since.
@@ -163,6 +172,14 @@ class Named(Struct, frozen=True):
         if newest is None or newest.request_id != request_id:
             return (), False
         return newest.approvals[-1:], newest.error is not None
+
+    async def of_client(self, returned: Mapping[str, R]) -> dict[str, R]:
+        """What tools of one round returned, by the names of their calls, without those of the service."""
+        record = await self._request(parsed(next(iter(returned), ""), "call")[0])
+        pauses = [await self.pause(each) for each in record.approvals] if record else []
+        calls = [(pause.request_id, call) for pause in pauses if pause for call in pause.calls]
+        own = {made("call", request_id, call.id) for request_id, call in calls if call.by_client}
+        return {name: each for name, each in returned.items() if name in own}
 
     async def _request(self, request_id: str | None) -> RequestRecord | None:
         """One of this task's requests."""

@@ -432,6 +432,16 @@ def test_an_output_may_come_with_the_next_message(page: Page) -> None:
     assert page.say("thanks")[-1]["outcome"] == {"type": "success"}
 
 
+@pytest.mark.parametrize("waits", ["output", "approval"])
+def test_what_the_services_own_tools_returned_answers_nothing(page: Page, file: Path, waits: str) -> None:
+    """It is no output of the page's: a message is refused while the other call of that round waits."""
+    other = weather() if waits == "output" else write(file)
+    page.say(f"{call('Work-note', file=str(file), line='noted')} and {other}", tools=[WEATHER])
+    assert page.said("tool") == ["noted noted"]
+    page.messages.append(user("go on"))
+    refusal(page.post(tools=[WEATHER]), 409, "approval_pending")
+
+
 def test_a_tool_of_the_page_that_failed(page: Page) -> None:
     """The model gets the error; parts that are not text are ignored."""
     page.say(weather(), tools=[WEATHER])
@@ -596,11 +606,13 @@ def test_a_page_that_cancels_what_was_rejected_elsewhere_gets_what_followed_and_
     assert page.said()[-1] == answer
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside_a_result"])
 def test_an_interrupt_of_a_canceled_request_can_be_canceled(
-    page: Page, ada: httpx.Client, file: Path
+    page: Page, ada: httpx.Client, file: Path, beside: bool
 ) -> None:
     """Another answer says so."""
-    asked = page.say(write(file))
+    noted = call("Work-note", file=f"{file}s", line="noted")
+    asked = page.say(f"{noted} and {write(file)}" if beside else write(file))
     request = asked[0]["metadata"]["tealagents"]["request_id"]
     ada.post(f"/requests/{request}/cancel").raise_for_status()
     refused = refusal(page.post(resume=resume(asked, APPROVE)), 409, "request_canceled")

@@ -24,7 +24,7 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
     """The answer to an input."""
     thread = now = await task_names.named(exchange, caller, given.body.thread_id)
     fresh, of = await thread.fresh(given.last, given.issued, given.seen)
-    pause = await _answered(thread, given)
+    given, pause = await _answered(thread, given)
     answered = {parsed(name, "call")[0] for name in given.outputs} | {pause.request_id if pause else None}
     if pause is not None:
         held = (await exchange.request(caller, pause.request_id)).record.setup
@@ -62,17 +62,18 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
     return await _stream(exchange, given, await stretches.cut(exchange, first, 1))
 
 
-async def _answered(thread: Named, given: Given) -> Approval | None:
-    """The pause that an input answers; one whose outputs were taken if it names it, or they led nowhere."""
+async def _answered(thread: Named, given: Given) -> tuple[Given, Approval | None]:
+    """The input without what tools of the service returned; and the pause that it answers."""
+    given = replace(given, outputs=await thread.of_client(given.outputs))
     interrupts = [parsed(each, "int") for each in given.resume]
     named = [found for found, part in reversed(interrupts) if found is not None and part.isdecimal()]
     pending = [thread.head.pending.approval_id] if thread.head and thread.head.pending else []
     called, lost = await thread.last_pauses(parsed(next(iter(given.outputs), ""), "call")[0])
-    for name in dict.fromkeys((*pending, *named, *called)):
+    for name in dict.fromkeys((*pending, *named, *called)):  # a decided one if it is named, or led nowhere
         pause = await thread.pause(name)
         if pause and (name in named or ((lost or pause.status != "decided") and _answers(pause, given))):
-            return pause
-    return None
+            return given, pause
+    return given, None
 
 
 def _answers(pause: Approval, given: Given) -> dict[int, CallAnswer]:
@@ -122,6 +123,5 @@ async def _join(thread: Named, given: Given) -> Response:
         return await _stream(exchange, given, await stretches.cut(exchange, view), joins=True)
     pause = await thread.pause(head.pending.approval_id) if head and head.pending else None
     messages = await transcripts.messages(exchange, thread.partition, head) if head else []
-    known = {"task_id": thread.task_id, **({"session_id": head.session_id} if head else {})}
     ended = fold.frame("RUN_FINISHED", **given.run, outcome=fold.outcome_of(pause, is_old=given.is_old))
-    return sse.events_response(fold.started(given, known, messages) + ended)
+    return sse.events_response(fold.started(given, thread.ids, messages) + ended)
