@@ -821,6 +821,21 @@ def test_a_message_that_failed_is_not_answered_again_once_another_has_come(
     assert reopened.said("user") == [said, "My name is Ada."]
 
 
+def test_a_message_that_failed_is_not_answered_again_once_the_next_one_has_failed_too() -> None:
+    """The page has sent that one behind it; another, which shows only the first, is shown what there is."""
+    rule = {"when": {"text": "broken"}, "reply": {"error": {"status": 400, "message": "too hot"}}}
+    with serving({"rules": [rule]}) as (service, model), service.client() as client:
+        page = Page(client)
+        page.say("broken")
+        other = Page(client, page.thread)
+        other.messages = list(page.messages)
+        page.say("broken again")
+        asked = len(model.requests)
+        assert kinds(other.run()) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
+        assert len(model.requests) == asked
+        assert other.said("user") == ["broken", "broken again"]
+
+
 def test_a_thread_with_a_view_begins_with_history_and_continues() -> None:
     """Where reducers choose what the model is sent, too."""
     thread = {"reducers": [{"name": "message_count", "max_messages": 40}]}

@@ -80,7 +80,6 @@ def read(value: Any) -> Given:
             items=(),
             earlier=tuple(said[-MOST_EARLIER:]),
             setup=setups.setup((m.content for m in instructions), body.tools or (), user_context=told),
-            client={"messages": list(last)},
         ),
         outputs={m.tool_call_id: _output(m) for m in talk[start:] if isinstance(m, core.ToolMessage)},
         resume=_resume(body),

@@ -94,7 +94,8 @@ async def _send(thread: Named, given: Given, fresh: Sequence[str], of: str | Non
         raise InvalidRequest("messages", "must end with a text or an image from the user")
     message = thread.at_tip(given.message)
     behind = await thread.answered_to(given.answer) if len(fresh) == len(given.last) else None
-    client = {**message.client, "seeded": bool(message.earlier), "repeats": of, "behind": behind}
+    # `fresh` alone: a request that also counted those before it would pass for theirs if it failed
+    client = {"messages": list(fresh), "seeded": bool(message.earlier), "repeats": of, "behind": behind}
     message = replace(message, items=items, client=client)
     return await requests.submitted(thread.exchange, thread.caller, message, key, streamed=True)
 
