@@ -130,7 +130,8 @@ def test_a_reader_that_has_enough_ends_a_command_silently(nursery: Nursery, unbu
     """As `| head -1` does, whether the output is short or long."""
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     program = nursery.program
-    for command in ([PROGRAM, "--version"], [program, "schema"], [program, "check", HELLO]):
+    commands = (["schema"], ["check", HELLO], COMMANDS["authority"])
+    for command in ([PROGRAM, "--version"], *([program, *each] for each in commands)):
         reading, writing = os.pipe()
         os.close(reading)
         ended = subprocess.run(

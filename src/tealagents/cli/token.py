@@ -53,7 +53,7 @@ def authority_command(
                 typer.echo(f'export {name}="{value}"')
             typer.echo("Serving. Set these where `tealagents serve` and `tealagents token` run.", err=True)
             threading.Event().wait()
-    except OutputLost:
+    except (OutputLost, BrokenPipeError):  # of what is printed, not of the port
         raise
     except OSError as error:
         raise fail(unusable("127.0.0.1", port, error)) from None
