@@ -807,3 +807,10 @@ def test_a_config_file_where_a_url_belongs() -> None:
     assert result.exit_code == 1
     assert "agent.yaml is not a URL" in result.output
     assert "--config" in result.output
+
+
+def test_an_address_that_cannot_be_read_is_one_problem() -> None:
+    """Like any other at which nothing answers; that it has no host hides nothing else."""
+    result = CliRunner().invoke(command_line("doctor"), ["doctor", "http://[::1/Patient/1"])
+    assert result.exit_code == 1
+    assert "✗ Nothing answers at http://[::1/Patient/1" in result.output

@@ -261,8 +261,10 @@ def _remedy_of_connection(
 
 def _proxy_hint(url: str) -> str:
     """A hint that names the proxy for a URL, if there is one: the answer may be the proxy's."""
-    from tealagents.outbound.addresses import host_of, proxy_for, shown
+    from tealagents.outbound.addresses import host_of, is_http_url, proxy_for, shown
 
+    if not is_http_url(url):  # it has no host
+        return ""
     try:
         proxy = proxy_for(url)
     except OSError as error:
