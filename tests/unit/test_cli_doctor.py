@@ -814,3 +814,14 @@ def test_an_address_that_cannot_be_read_is_one_problem() -> None:
     result = CliRunner().invoke(command_line("doctor"), ["doctor", "http://[::1/Patient/1"])
     assert result.exit_code == 1
     assert "✗ Nothing answers at http://[::1/Patient/1" in result.output
+
+
+@pytest.mark.parametrize("path", ["", "/Patient/1", "/Other/2", "/Patient/1?x=1"])
+def test_a_password_in_the_address_is_not_shown(patient: Patient, path: str) -> None:
+    """Neither where nothing answers nor where the wrong agent does: what is printed ends up in logs of CI."""
+    with answering(404, {"code": "not_found"}) as url:
+        for place in (url, f"http://{NOWHERE}"):
+            code, found = patient.examined(f"{place.replace('//', '//ann:canary@')}{path}")
+            assert code == 1
+            assert place in found
+            assert "canary" not in found

@@ -8,6 +8,7 @@ import httpx
 
 from tealagents.client.errors import problem_from_body
 from tealagents.client.wire import DIRECT
+from tealagents.outbound.addresses import shown
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 #: seconds that a service gets to answer
@@ -33,37 +34,37 @@ def find_agent(url: str) -> str:
         NotAUrl: `url` does not begin with http:// or https://.
     """
     if (bare := re.split(r"[?#]", url, maxsplit=1)[0]) != url:
-        raise NoAgent(f"The address must be without a query and a fragment: write {bare}.")
-    root = url.rstrip("/")
+        raise NoAgent(f"The address must be without a query and a fragment: write {shown(bare)}.")
+    root, place = url.rstrip("/"), shown(url)
     try:
         with httpx.Client(mounts=DIRECT, timeout=ANSWER_SECONDS) as http:
             response = http.get(root + "/", headers={"Accept": "application/json"})
     except httpx.UnsupportedProtocol as error:
         raise NotAUrl(
-            f"{url} is not a URL; it must begin with http:// or https://, such as {DEFAULT_URL}."
+            f"{place} is not a URL; it must begin with http:// or https://, such as {DEFAULT_URL}."
         ) from error
     except ImportError as error:  # a proxy in the environment needs a package that is not installed
-        raise NoAgent(f"{url} cannot be called: {error} Or set NO_PROXY for its host.") from error
+        raise NoAgent(f"{place} cannot be called: {error} Or set NO_PROXY for its host.") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         if any(each in str(error) for each in NOT_TLS):
-            plain = url.replace("https:", "http:", 1)
-            raise NoAgent(f"{url} answers in plain http: write {plain}.") from error
-        raise NoAgent(f"Nothing answers at {url} ({error}). Start one with `tealagents serve`.") from error
+            plain = place.replace("https:", "http:", 1)
+            raise NoAgent(f"{place} answers in plain http: write {plain}.") from error
+        raise NoAgent(f"Nothing answers at {place} ({error}). Start one with `tealagents serve`.") from error
     agents = [agent["url"] for agent in _agents(response)]
     if len(agents) > 1:
-        choices = "\n".join(f"  tealagents chat {joined(root, agent)}" for agent in agents)
-        raise NoAgent(f"There are several agents at {url}:\n{choices}")
+        choices = "\n".join(f"  tealagents chat {shown(joined(root, agent))}" for agent in agents)
+        raise NoAgent(f"There are several agents at {place}:\n{choices}")
     if agents:
         return joined(root, agents[0])
     is_page = response.is_success and response.headers.get("content-type", "").startswith("text/html")
     if is_page or urlsplit(root).path.count("/") < 2:
         status = response.status_code
         if status in (502, 503, 504):
-            raise NoAgent(f"{url} returned HTTP {status}: the service is unavailable. Try again.")
+            raise NoAgent(f"{place} returned HTTP {status}: the service is unavailable. Try again.")
         if response.is_error and status not in (404, 405):
             refusal = problem_from_body(response.content, status=status)
-            raise NoAgent(f"{url} answered with an error: {refusal.detail}")
-        raise NoAgent(f"There is no agent at {url}. Its address is of the form {DEFAULT_URL}/Name/version.")
+            raise NoAgent(f"{place} answered with an error: {refusal.detail}")
+        raise NoAgent(f"There is no agent at {place}. Its address is of the form {DEFAULT_URL}/Name/version.")
     return root
 
 

@@ -202,6 +202,7 @@ async def check_collector(config: ServiceConfig) -> AsyncIterator[Diagnosis]:
 
 async def check_service(url: str, config: ServiceConfig | None) -> AsyncIterator[Diagnosis]:
     from tealagents.cli.chat.finding import DEFAULT_URL, NoAgent, NotAUrl, find_agent
+    from tealagents.outbound.addresses import shown
 
     try:
         prefix = await asyncio.to_thread(find_agent, url)
@@ -211,17 +212,18 @@ async def check_service(url: str, config: ServiceConfig | None) -> AsyncIterator
     except NoAgent as error:
         yield Diagnosis(str(error), _remedy_of_connection(str(error), url))
         return
+    place = shown(prefix)
     form = f"it is of the form {DEFAULT_URL}/Name/version"
     async with httpx.AsyncClient(mounts=DIRECT, timeout=ANSWER_SECONDS) as client:
         for probe in ("live", "ready"):
             try:
                 answer = await client.get(f"{prefix}/health/{probe}")
             except httpx.HTTPError as error:
-                yield Diagnosis(f"{prefix}/health/{probe} does not answer: {error}", "See the service's log.")
+                yield Diagnosis(f"{place}/health/{probe} does not answer: {error}", "See the service's log.")
                 return
             if answer.status_code == 404:
                 its = f"the agent of this config is served at {config.prefix}" if config else form
-                yield Diagnosis(f"there is no agent at {prefix}", f"Correct the address: {its}.")
+                yield Diagnosis(f"there is no agent at {place}", f"Correct the address: {its}.")
                 return
             if not answer.is_success:
                 yield Diagnosis(
@@ -233,7 +235,7 @@ async def check_service(url: str, config: ServiceConfig | None) -> AsyncIterator
             yield skew
     if config is not None and not prefix.endswith(config.prefix):
         yield Diagnosis(
-            f"{prefix} is not the agent of this config, which is served at {config.prefix}",
+            f"{place} is not the agent of this config, which is served at {config.prefix}",
             "Correct the address, or name the other config.",
         )
 
