@@ -417,6 +417,15 @@ def test_telemetry_is_off_until_there_is_an_endpoint(tmp_path: Path) -> None:
     assert any("TA_OTEL_ENDPOINT" in warning for warning in config.warnings)
 
 
+@pytest.mark.parametrize(("port", "warned"), [("", True), ("9464", False)])
+def test_an_address_of_the_metrics_without_a_port_is_a_warning(
+    tmp_path: Path, port: str, warned: bool
+) -> None:
+    """Prometheus would find nothing there, and nothing else would say why."""
+    config = read(tmp_path, TA_METRICS_HOST="0.0.0.0", TA_METRICS_PORT=port)
+    assert any("TA_METRICS_PORT" in warning for warning in config.warnings) == warned
+
+
 @pytest.mark.parametrize(("port", "warned"), [(4317, True), (4318, False)])
 def test_a_collectors_port_for_grpc_is_a_warning(tmp_path: Path, port: int, warned: bool) -> None:
     """Export is over HTTP, so nothing would arrive there."""

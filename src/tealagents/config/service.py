@@ -422,6 +422,8 @@ def _warnings_of(auth: AuthConfig, settings: Settings) -> Iterator[str]:
         yield "TA_ENCRYPTION_OLD_KEYS: has no effect without TA_ENCRYPTION_KEY; nothing is encrypted"
     if settings.telemetry_enabled and settings.otel_endpoint is None:
         yield "TA_TELEMETRY_ENABLED: has no effect without TA_OTEL_ENDPOINT; nothing is exported"
+    if "metrics_host" in settings.model_fields_set and settings.metrics_port is None:
+        yield "TA_METRICS_HOST: has no effect without TA_METRICS_PORT; no metrics are offered"
     if settings.otel_endpoint is not None and urlsplit(settings.otel_endpoint).port == _GRPC_PORT:
         yield (
             f"TA_OTEL_ENDPOINT: {_GRPC_PORT} is usually a collector's port for gRPC, and the service exports "
