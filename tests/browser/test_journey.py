@@ -24,11 +24,11 @@ def test_from_the_first_message_to_two_branches(tabs: Tabs, gate: Path, service:
     turns = page.locator(".turn-footer")
     expect(turns).to_have_count(1)  # until a request has ended, the next message is refused
 
-    ada.say("Please wait at the gate.")
+    ada.say("Please wait at the first gate.")
     expect(page.locator(".answer strong", has_text="see")).to_be_visible()
     page.reload()
     expect(page.locator("[data-live] strong", has_text="see")).to_be_visible()
-    expect(ada.text("Please wait at the gate.")).to_be_visible()
+    expect(ada.text("Please wait at the first gate.")).to_be_visible()
     expect(page.locator("[data-live] details", has_text="Gate-wait")).to_contain_text("no result yet")
     gate.touch()
     expect(ada.text("The gate is open now.")).to_be_visible()
@@ -52,7 +52,7 @@ def test_from_the_first_message_to_two_branches(tabs: Tabs, gate: Path, service:
 
     ada.link("Conversation").click()
     before = page.url
-    said = page.locator(".said", has_text="Please wait at the gate.")
+    said = page.locator(".said", has_text="Please wait at the first gate.")
     said.hover()
     said.get_by_role("button", name="Edit and send again").click()
     field = said.get_by_role("textbox", name="Message")

@@ -146,13 +146,17 @@ def test_an_edit_is_kept_while_one_looks_elsewhere(long: Tab) -> None:
     expect(editor).to_have_value("Half a thought")
 
 
-def test_what_is_sent_is_shown(long: Tab) -> None:
+def test_what_is_sent_is_shown(ada: Tab, task: str, service: ServiceThread) -> None:
     """Who sends from far above is led to the message and its answer."""
-    long.page.get_by_role("region", name="Messages").focus()
-    long.page.keyboard.press("Home")
-    expect(_message(long, 1)).to_be_in_viewport()
-    long.say("My name is Ada.")
-    expect(long.text("Nice to meet you, Ada.")).to_be_in_viewport()
+    with service.client("ada") as client:
+        fork = client.post(f"/tasks/{task}/fork", json={}).raise_for_status().json()["task_id"]
+    ada.open("tasks", fork)
+    expect(_message(ada, TURNS)).to_be_in_viewport()
+    ada.page.get_by_role("region", name="Messages").focus()
+    ada.page.keyboard.press("Home")
+    expect(_message(ada, 1)).to_be_in_viewport()
+    ada.say("My name is Ada.")
+    expect(ada.text("Nice to meet you, Ada.")).to_be_in_viewport()
 
 
 def _imported(service: ServiceThread, parents: Sequence[int | None]) -> tuple[str, list[str]]:

@@ -835,7 +835,7 @@ def test_workers_that_are_replaced_follow_a_link_to_another_folder(nursery: Nurs
         """Which one is served; None by a worker that is replaced meanwhile."""
         with contextlib.suppress(httpx.TransportError):
             described = httpx.get(f"{url}/openapi.json", timeout=30, trust_env=False).text
-            return next(name for name in ("1", "2") if f"Release {name} looks" in described)
+            return next((name for name in ("1", "2") if f"Release {name} looks" in described), None)
         return None
 
     config = current / "config.yaml"

@@ -9,27 +9,31 @@ import yaml
 from tealagents import Agent
 from tealagents.testing.service import ServiceThread, agent_config
 
-USER = "zoe"
+
+@pytest.fixture
+def user(request: pytest.FixtureRequest) -> str:
+    """One of the test's own, who has no other conversations."""
+    return str(request.node.name)
 
 
 @pytest.fixture
-async def outer(service: ServiceThread, tmp_path: Path) -> AsyncIterator[Agent]:
+async def outer(service: ServiceThread, tmp_path: Path, user: str) -> AsyncIterator[Agent]:
     """An agent of the library; its model is the agent of the service."""
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(agent_config(model="Tester")))
-    env = {"TA_BASE_URL": f"{service.url}/openai/v1", "TA_API_KEY": USER}
+    env = {"TA_BASE_URL": f"{service.url}/openai/v1", "TA_API_KEY": user}
     async with Agent.from_config(path, env=env, dotenv=None) as agent:
         yield agent
 
 
-def kept(service: ServiceThread) -> int:
+def kept(service: ServiceThread, user: str) -> int:
     """How many conversations of the user the service has."""
-    with service.client(USER) as http:
+    with service.client(user) as http:
         return len(http.get("/tasks").raise_for_status().json()["items"])
 
 
 async def test_a_thread_is_deleted_whatever_its_conversation_holds(
-    service: ServiceThread, outer: Agent
+    service: ServiceThread, outer: Agent, user: str
 ) -> None:
     """The service deletes no single response of a conversation: it is deleted as a whole, as is the one that
     a rollback left."""
@@ -39,13 +43,13 @@ async def test_a_thread_is_deleted_whatever_its_conversation_holds(
     thread.rollback(thread.checkpoints[0].checkpoint_id)
     for words in ("four", "five"):
         await outer.run(words, thread)
-    assert kept(service) == 2
+    assert kept(service, user) == 2
     await thread.delete()
-    assert kept(service) == 0
+    assert kept(service, user) == 0
 
 
 async def test_deleting_a_fork_leaves_the_conversation_that_it_branched_off_from(
-    service: ServiceThread, outer: Agent
+    service: ServiceThread, outer: Agent, user: str
 ) -> None:
     """It has a conversation of its own there, with copies of what came before."""
     thread = outer.get_remote_thread()
@@ -54,14 +58,14 @@ async def test_deleting_a_fork_leaves_the_conversation_that_it_branched_off_from
     await outer.run("one", thread)
     for words in ("two", "three"):
         await outer.run(words, fork)
-    assert kept(service) == 2
+    assert kept(service, user) == 2
     await fork.delete()
     assert [each.text for each in await outer.list_messages(thread) if each.role == "user"] == [
         *("My name is Ada.", "one"),
     ]
     assert (await outer.run("What is my name?", thread)).text == "Your name is Ada."
     await thread.delete()
-    assert kept(service) == 0
+    assert kept(service, user) == 0
 
 
 async def test_a_thread_that_became_remote_lists_what_was_said_before(outer: Agent) -> None:
