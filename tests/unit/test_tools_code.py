@@ -873,12 +873,6 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
             )
             for hint in ("Generator[int, None, None]", "dict[str, Iterable[int]]")
         ),
-        (
-            "from enum import Enum\n"
-            "class Planet(Enum):\n    EARTH = (5.9e24, 6.4e6)\n"
-            "class P(Plugin):\n    @tool\n    def f(self, a: list[Planet]): 'x'\n",
-            r"P\.f: no call could choose Planet\.EARTH: its value must be a text, a number or a boolean",
-        ),
     ],
 )
 def test_mistakes_are_reported_with_their_place(tmp_path: Path, source: str, reported: str) -> None:

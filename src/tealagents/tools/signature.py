@@ -7,7 +7,7 @@ Both come from one pydantic model that is made from the function's type hints. D
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
 from operator import is_
@@ -167,16 +167,10 @@ class Signature:
             model = _model_of(self._parameters, base)
         except Exception as error:  # a type's own code may raise anything
             raise ToolsetError(f"{self._where}: {self._culprit()}: {in_short(error)}") from error
-        parts = list(_parts(model.__pydantic_core_schema__))
-        if any(part.get("type") == "generator" for part in parts):
+        if _has_generator(model.__pydantic_core_schema__):
             raise ToolsetError(
                 f"{self._where}: what its parameters hold would be checked only while the tool reads it: use "
                 "list instead of Generator, and instead of Iterable within other types."
-            )
-        if base is _Arguments and (unsendable := [name for part in parts for name in _unsendable(part)]):
-            raise ToolsetError(
-                f"{self._where}: no call could choose {unsendable[0]}: its value must be a text, a number or "
-                "a boolean."
             )
         return model
 
@@ -292,23 +286,12 @@ def _understood(hint: Any) -> Any:
 _GIVEN = frozenset(("default", "expected", "metadata", "serialization"))
 
 
-def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """All objects of a core schema: the schemas in it, and what holds them."""
+def _has_generator(schema: Any) -> bool:
+    """Whether pydantic checks any part of a value only while it is read."""
     if isinstance(schema, dict):
-        yield schema
-        schema = [each for key, each in schema.items() if key not in _GIVEN]
-    if isinstance(schema, list | tuple):
-        for each in schema:
-            yield from _parts(each)
-
-
-def _unsendable(part: dict[str, Any]) -> list[str]:
-    """The members of an enum whose values JSON lacks, such as tuples and dates: pydantic takes no other form
-    of them, unless the enum does (`_missing_`)."""
-    if part.get("type") != "enum" or part.get("missing") is not None:
-        return []
-    members = (one for one in part["members"] if not isinstance(one.value, str | int | float | None))
-    return [f"{type(one).__name__}.{one.name}" for one in members]
+        inner = (each for key, each in schema.items() if key not in _GIVEN)
+        return schema.get("type") == "generator" or any(map(_has_generator, inner))
+    return isinstance(schema, list | tuple) and any(map(_has_generator, schema))
 
 
 def _takes_none(hint: Any) -> bool:
