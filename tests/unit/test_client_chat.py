@@ -403,6 +403,24 @@ def test_finding_the_agent(service: ContractServer) -> None:
             find_agent(text)
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://ann:canary@127.0.0.1:1/",
+        "htps://ann:canary@127.0.0.1:1",
+        "ann:canary@127.0.0.1:1",
+        "http://ann:canary@[::1",
+        "http://ann:ca/nary@127.0.0.1:1",
+        "http://ann:ca#nary@127.0.0.1:1",
+    ],
+)
+def test_what_is_said_of_an_address_holds_no_password(address: str) -> None:
+    """However it is mistyped; it ends up in logs."""
+    with pytest.raises(NoAgent) as said:
+        find_agent(address)
+    assert not [part for part in ("ann", "ca", "nary") if part in str(said.value).replace("cannot", "")]
+
+
 def test_an_agent_on_loopback_is_found_through_no_proxy(
     service: ContractServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

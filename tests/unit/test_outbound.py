@@ -118,7 +118,6 @@ EXEMPT = {
     "stores/redis_nodes.py": "the operator's own database",
     "telemetry/exporting.py": "sends to the operator's collector, and reads no more than a status",
     "threads/mem0.py": "the operator's own memory service, by the library that it comes with",
-    "cli/serve.py": "looks whether its own port answers",
     "cli/doctor/servers.py": "a command line's, which asks the operator's own service",
     "llm/addressing.py": "the SDK's client, which is given the wire that is in the table",
     "cli/token.py": "a command line's, not the service's",

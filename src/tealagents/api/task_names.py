@@ -146,9 +146,17 @@ class Named(Struct, frozen=True):
         return [mark for mark in marks if sent[mark] and known[mark] == of][-1:], of
 
     async def is_of(
-        self, record: RequestRecord, sent: Mapping[str, tuple[Item, ...]], issued: Mapping[str | None, str]
+        self,
+        view: RequestView,
+        key: Key,
+        sent: Mapping[str, tuple[Item, ...]],
+        issued: Mapping[str | None, str],
     ) -> bool:
-        """Whether a request began with all of the messages, under the names `issued` for it or others."""
+        """Whether a request came with all of the messages, some of which may have come before, as its key
+        says; or began with all of them, under the names `issued` for it or others."""
+        record = view.record
+        if record.idempotency == (key.name, key.digest):
+            return True
         return sent.keys() <= set(await self._begun_by(record, sent, issued.get(record.request_id)))
 
     async def _begun_by(

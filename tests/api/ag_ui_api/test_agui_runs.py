@@ -836,6 +836,24 @@ def test_a_message_that_failed_is_not_answered_again_once_the_next_one_has_faile
         assert other.said("user") == ["broken", "broken again"]
 
 
+def test_a_run_behind_a_failed_message_is_found_again_after_a_rollback() -> None:
+    """Its id is not taken for that of another run, since the same messages come with it."""
+    broken = {"when": {"text": "broken"}, "reply": {"error": {"status": 400}}}
+    with serving({"rules": [broken]}) as (service, model), service.client() as client:
+        page = Page(client)
+        page.say("hello")
+        task = f"/tasks/{page.thread}"
+        answered = client.get(task).json()["checkpoint_id"]
+        page.say("broken")
+        page.messages.append(user("My name is Ada."))
+        sent = list(page.messages)
+        first = streamed_text(page.run(runId="r"))
+        client.post(f"{task}/rollback", json={"checkpoint_id": answered}).raise_for_status()
+        page.messages, asked = sent, len(model.requests)
+        assert streamed_text(page.run(runId="r")) == first
+        assert len(model.requests) == asked
+
+
 def test_a_thread_with_a_view_begins_with_history_and_continues() -> None:
     """Where reducers choose what the model is sent, too."""
     thread = {"reducers": [{"name": "message_count", "max_messages": 40}]}

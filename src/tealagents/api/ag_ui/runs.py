@@ -56,7 +56,7 @@ async def carried_out(exchange: Exchange, caller: Caller, given: Given, receive:
         except (AlreadyExists, CheckpointMoved) as refusal:  # another run was quicker
             await thread.check_taken(refusal)
             return await carried_out(exchange, caller, given, receive)
-    elif of != first.record.request_id and not await thread.is_of(first.record, given.last, given.issued):
+    elif of != first.record.request_id and not await thread.is_of(first, key, given.last, given.issued):
         raise IdempotencyKeyReused(**first.record.ids)
     first = await requests.begun(exchange, first, receive)  # until then others may add to the thread
     return await _stream(exchange, given, await stretches.cut(exchange, first, 1))

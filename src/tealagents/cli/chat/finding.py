@@ -8,7 +8,6 @@ import httpx
 
 from tealagents.client.errors import problem_from_body
 from tealagents.client.wire import DIRECT
-from tealagents.outbound.addresses import shown
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 #: seconds that a service gets to answer
@@ -33,9 +32,9 @@ def find_agent(url: str) -> str:
             query.
         NotAUrl: `url` does not begin with http:// or https://.
     """
-    if (bare := re.split(r"[?#]", url, maxsplit=1)[0]) != url:
-        raise NoAgent(f"The address must be without a query and a fragment: write {shown(bare)}.")
-    root, place = url.rstrip("/"), shown(url)
+    root, place = url.rstrip("/"), _shown(url)
+    if re.search(r"[?#]", url):
+        raise NoAgent(f"The address must be without a query and a fragment: write {place}.")
     try:
         with httpx.Client(mounts=DIRECT, timeout=ANSWER_SECONDS) as http:
             response = http.get(root + "/", headers={"Accept": "application/json"})
@@ -49,10 +48,13 @@ def find_agent(url: str) -> str:
         if any(each in str(error) for each in NOT_TLS):
             plain = place.replace("https:", "http:", 1)
             raise NoAgent(f"{place} answers in plain http: write {plain}.") from error
-        raise NoAgent(f"Nothing answers at {place} ({error}). Start one with `tealagents serve`.") from error
+        why = (
+            "" if "@" in url and isinstance(error, httpx.InvalidURL) else f" ({error})"
+        )  # it may quote a part
+        raise NoAgent(f"Nothing answers at {place}{why}. Start one with `tealagents serve`.") from error
     agents = [agent["url"] for agent in _agents(response)]
     if len(agents) > 1:
-        choices = "\n".join(f"  tealagents chat {shown(joined(root, agent))}" for agent in agents)
+        choices = "\n".join(f"  tealagents chat {_shown(joined(root, agent))}" for agent in agents)
         raise NoAgent(f"There are several agents at {place}:\n{choices}")
     if agents:
         return joined(root, agents[0])
@@ -66,6 +68,11 @@ def find_agent(url: str) -> str:
             raise NoAgent(f"{place} answered with an error: {refusal.detail}")
         raise NoAgent(f"There is no agent at {place}. Its address is of the form {DEFAULT_URL}/Name/version.")
     return root
+
+
+def _shown(url: str) -> str:
+    """An address for display: without a user, a password, a query and a fragment, even if it is not a URL."""
+    return re.split(r"[?#]", re.sub(r"^(\w*://)?.*@", r"\1", url), maxsplit=1)[0]
 
 
 def _agents(response: httpx.Response) -> list[dict[str, str]]:
