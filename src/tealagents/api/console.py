@@ -81,9 +81,9 @@ class Console:
         """The console of an agent, at a path that ends in a slash."""
         settings = _File("config.json", encode_json(self._settings(exchange)))
         loaded = _static_files()
-        page = loaded.pop("index.html")
+        written = loaded.pop("index.html")
         version = _version_of(loaded)
-        page = _linked(page, version)
+        page = _linked(written, version)
         unversioned = {**loaded, "": page, "index.html": page, "config.json": settings}
         headers = self._headers()
         lasting = {**headers, "cache-control": f"public, max-age={LASTING_SECONDS}, immutable"}
@@ -165,9 +165,8 @@ _LINKS = re.compile(r' (src|href)="(?=[a-z])')
 
 def _version_of(files: Mapping[str, _File]) -> str:
     """Changes with any file."""
-    return hashlib.sha256("".join(f"{name}{files[name].tag}" for name in sorted(files)).encode()).hexdigest()[
-        :16
-    ]
+    tags = "".join(f"{name}{files[name].tag}" for name in sorted(files))
+    return hashlib.sha256(tags.encode()).hexdigest()[:16]
 
 
 def _linked(page: _File, version: str) -> _File:

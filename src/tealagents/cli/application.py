@@ -81,7 +81,7 @@ def worker_app() -> "ASGIApp":
             config = without_identity(config)
         if server is not None:  # the parent has set these once, for the config as it was at its own start
             vars(server.config).update(server_options(config.limits))
-        return application(config, started)
+        return _application(config, started)
     except typer.Exit:  # the reason has been printed
         pass
     except START_ERRORS as error:
@@ -124,7 +124,7 @@ def build_or_exit(config: ServiceConfig) -> "ASGIApp":
     from tealagents.cli.findings import Findings, examine
 
     try:
-        return application(config, threading.Event())
+        return _application(config, threading.Event())
     except START_ERRORS as error:
         found = Findings()
         examine(found, config)
@@ -132,7 +132,7 @@ def build_or_exit(config: ServiceConfig) -> "ASGIApp":
         raise fail(*([*found.wrong, *needed] or [str(error)])) from None
 
 
-def application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
+def _application(config: ServiceConfig, started: threading.Event) -> "ASGIApp":
     """The application. A failed start is logged as one sentence; a successful one sets `started`."""
     from tealagents.api.sse import remember_connection
     from tealagents.app import create_app
