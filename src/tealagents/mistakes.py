@@ -37,6 +37,10 @@ _WANTED = {
 _TYPES = {"string_type", "tuple_type", "list_type", "dict_type", "model_type"}
 
 
+class Misconfigured(ValueError):
+    """What a config names cannot be used as it is set. The text says what to do, and holds no secret."""
+
+
 def explain(
     error: ErrorDetails,
     model: type[BaseModel],

@@ -1,17 +1,43 @@
-"""Graceful shutdown: on SIGTERM the socket stays open while running requests finish."""
+"""What runs beside a served application: background work, and its graceful shutdown on a signal."""
 
 import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
 #: signals that end a service in good order
 STOPPING = (signal.SIGTERM, signal.SIGINT)
+#: seconds after which background work that has failed is restarted
+AGAIN_SECONDS = 1.0
+
+
+@asynccontextmanager
+async def background(work: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """Runs `work`, which never ends by itself, beside the block, and ends it with the block."""
+    task = asyncio.create_task(_kept_up(work))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Restarts the work when it fails: requests depend on it for as long as the process runs."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # it failed while it was ended
+                raise
+            log.exception("background work failed and is restarted")
+        await asyncio.sleep(AGAIN_SECONDS)
 
 
 class Drains(Protocol):

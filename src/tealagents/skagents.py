@@ -1,6 +1,6 @@
 """Wires the earlier platform's files (`skagents/v1`, `skagents/v2alpha1`): agents without state.
 
-What `bootstrap` does for our own files; the parts that both need are made there.
+What `bootstrap` does for our own files. Settings of the API that both have are made there.
 """
 
 import dataclasses
@@ -23,15 +23,7 @@ from tealagents.api.skagents.identity import Gateway
 from tealagents.api.skagents.templates import Instructions, TemplateRefused
 from tealagents.api.skagents.turns import Plan, TaskStep, Turns
 from tealagents.auth import AuthConfigError, open_auth
-from tealagents.bootstrap import (
-    agent_of,
-    credential_of,
-    identity_problems,
-    model_of,
-    observer_of,
-    observing,
-    settings_of,
-)
+from tealagents.bootstrap import identity_problems, observing, settings_of
 from tealagents.config.problems import KeyPath
 from tealagents.config.service import GATEWAY
 from tealagents.config.skagents import EarlierConfig, EarlierTask
@@ -44,6 +36,7 @@ from tealagents.llm import ModelConfigError
 from tealagents.llm.encoding import valid_name
 from tealagents.mistakes import did_you_mean
 from tealagents.opening import Held
+from tealagents.parts import agent_of, credential_of, model_of, observer_of
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
 from tealagents.tooling import Tooling

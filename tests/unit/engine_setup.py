@@ -7,7 +7,6 @@ from typing import Any, Self, cast
 
 from tealagents.api.exchange import Exchange
 from tealagents.api.settings import ApiSettings
-from tealagents.bootstrap import background
 from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import ModelFailed, PersistenceUnavailable, Unknown
 from tealagents.domain.events import ModelDone, ModelEvent, Recorded, TextDelta
@@ -32,6 +31,7 @@ from tealagents.engine.observer import Observer
 from tealagents.engine.service import Service, Submitted
 from tealagents.engine.toolbox import Toolbox
 from tealagents.limits import Limits
+from tealagents.serving import background
 from tealagents.state.catalog import Catalog
 from tealagents.state.changes import Changes
 from tealagents.state.endings import Stop

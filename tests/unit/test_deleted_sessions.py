@@ -11,12 +11,12 @@ from typing import NamedTuple
 import pytest
 from engine_setup import ADA, EVE, Process, Scripted, Watched, calls, names, nothing, noting, process, says
 
-from tealagents.bootstrap import background
 from tealagents.domain.errors import NotFound, NotOwner, TaskBusy
 from tealagents.domain.events import ModelEvent
 from tealagents.domain.ids import random_id
 from tealagents.domain.models import RequestRecord, ToolCall
 from tealagents.domain.ports import Commit, ModelCall, Store
+from tealagents.serving import background
 from tealagents.state import erasing, keys
 from tealagents.state.exporting import export
 from tealagents.stores.memory import MemoryStore

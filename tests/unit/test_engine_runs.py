@@ -28,7 +28,6 @@ from engine_setup import (
 )
 from msgspec.structs import replace
 
-from tealagents.bootstrap import AGAIN_SECONDS, background
 from tealagents.domain.errors import CorruptState, NotFound, Overloaded, PersistenceUnavailable, TealError
 from tealagents.domain.events import Completed, ModelEvent, Terminal, TextDelta
 from tealagents.domain.ids import operation_id
@@ -47,6 +46,7 @@ from tealagents.engine import publishing, run, service, wait_queue
 from tealagents.engine.approvals import Command
 from tealagents.engine.observer import Observer, RequestWatch
 from tealagents.engine.turn import LAST_WORDS_SECONDS
+from tealagents.serving import AGAIN_SECONDS, background
 from tealagents.state import codec, keys, records
 from tealagents.state.audit_chain import GENESIS
 from tealagents.state.endings import CANCELED, Stop

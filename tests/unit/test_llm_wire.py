@@ -26,11 +26,11 @@ from llm_setup import (
     text_of,
 )
 
-from tealagents.bootstrap import START_ERRORS
 from tealagents.domain.errors import ModelFailed
 from tealagents.domain.events import ModelDone, TextDelta
 from tealagents.llm.offline import OfflineModel
 from tealagents.outbound.addresses import proxy_for
+from tealagents.parts import START_ERRORS
 from tealagents.testing.signing_in import self_signed
 
 

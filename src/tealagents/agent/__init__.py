@@ -70,7 +70,7 @@ class Agent:
         """`approve` decides on tool calls that need approval; without it they are rejected. `message_stores`
         makes the message store of each new local thread. `reducers` and `context_providers` replace those of
         the config."""
-        from tealagents.bootstrap import message_stores_of, providers_of, store_of, view_of
+        from tealagents.parts import message_stores_of, providers_of, store_of, view_of
 
         _check_functions(approve=approve, message_stores=message_stores)
         self.config = config
@@ -170,7 +170,7 @@ class Agent:
     async def _check_store(self) -> None:
         """Refuses a store with another encryption key. Like the service, lists the user in the owner index,
         so that later checks of the key, and exports, find the memories."""
-        from tealagents.bootstrap import check_key, record_store_of
+        from tealagents.parts import check_key, record_store_of
 
         if not self._store_checked:
             records = record_store_of(self.config, self._store, self._clock)
@@ -273,8 +273,8 @@ class Agent:
             thread.service = Conversations(self)
 
     def _check_remote(self) -> None:
-        from tealagents.bootstrap import credential_of, model_of
         from tealagents.llm import ModelConfigError
+        from tealagents.parts import credential_of, model_of
 
         try:
             model_of(with_kind(self.config, "remote"), credential_of(self.config))

@@ -127,7 +127,7 @@ class Opened:
     async def agent(self, kind: Kind) -> AgentSpec:
         """The agent for one kind of thread; its model client is opened on first use."""
         if kind not in self.agents:
-            from tealagents.bootstrap import agent_of, model_of
+            from tealagents.parts import agent_of, model_of
 
             config = with_kind(self.config, kind)
             model = model_of(config, self.credential)
@@ -146,7 +146,7 @@ async def opened(
     config: ServiceConfig, store: Store, providers: Providers, view: View | None, clock: Clock
 ) -> AsyncIterator[Opened]:
     """Opens the resources of an agent; `store` and `providers`, if needed, must be open already."""
-    from tealagents.bootstrap import credential_of, record_store_of
+    from tealagents.parts import credential_of, record_store_of
     from tealagents.tooling import Tooling
 
     records = record_store_of(config, store, clock)

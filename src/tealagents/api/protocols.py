@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from tealagents.api.exchange import Exchange
+from tealagents.mistakes import Misconfigured
 from tealagents.registry import Registry
 
 
@@ -42,7 +43,7 @@ PROTOCOLS: dict[str, tuple[str, str]] = {
 }
 
 
-class ProtocolConfigError(ValueError):
+class ProtocolConfigError(Misconfigured):
     """A protocol that is unknown, or whose library is not installed. The text says what to do."""
 
 

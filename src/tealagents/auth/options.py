@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
+from tealagents.mistakes import Misconfigured
 from tealagents.options import (
     Authority,
     Flag,
@@ -44,7 +45,7 @@ GRAPH_AUDIENCES = frozenset(
 )
 
 
-class AuthConfigError(ValueError):
+class AuthConfigError(Misconfigured):
     """The settings of a provider cannot be used. The text says what to do and holds no secret."""
 
 

@@ -65,8 +65,8 @@ def worker_app() -> "ASGIApp":
     """
     from uvicorn.config import STARTUP_FAILURE
 
-    from tealagents.bootstrap import START_ERRORS
     from tealagents.cli.protocol import server_options
+    from tealagents.parts import START_ERRORS
 
     gc.disable()  # until `_settled`
     # the terminal sends Ctrl-C to all processes, and the supervisor passes it on: it would count twice here
@@ -120,8 +120,8 @@ def _stop_with_supervisor(started: threading.Event) -> None:
 
 def build_or_exit(config: ServiceConfig) -> "ASGIApp":
     """The application. If it cannot be built, prints all mistakes and exits with status 2."""
-    from tealagents.bootstrap import START_ERRORS
     from tealagents.cli.findings import Findings, examine
+    from tealagents.parts import START_ERRORS
 
     try:
         return _application(config, threading.Event())
@@ -162,7 +162,7 @@ class _Lifespan:
         self._send = send
 
     async def run(self, scope: "Scope") -> None:
-        from tealagents.bootstrap import START_ERRORS
+        from tealagents.parts import START_ERRORS
 
         came: Sequence[int] = ()
         try:

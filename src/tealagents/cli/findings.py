@@ -72,7 +72,7 @@ def find(path: Path | None) -> Findings:
 def examine(found: Findings, config: ServiceConfig) -> None:
     """Makes each part of the service separately, so that one mistake does not hide another."""
     from tealagents.app import wiring
-    from tealagents.bootstrap import START_ERRORS, credential_of
+    from tealagents.parts import START_ERRORS, credential_of
 
     wired = wiring(config)
     for key, make in wired.parts(config):
@@ -116,7 +116,7 @@ def _examine_model(
     found: Findings, config: ServiceConfig, place: KeyPath, credential: "AzureCredential | None"
 ) -> None:
     """Makes the model client of the config's agent, whose key in the file is `place`."""
-    from tealagents.bootstrap import START_ERRORS, model_of
+    from tealagents.parts import START_ERRORS, model_of
 
     def error_of(config: ServiceConfig) -> Exception | None:
         try:
@@ -139,7 +139,7 @@ def _examine_model(
 
 def _examine_tools(found: Findings, config: ServiceConfig, place: KeyPath, wired: "Wiring") -> None:
     """Makes the tools of the config's agent, whose key in the file is `place`."""
-    from tealagents.bootstrap import START_ERRORS
+    from tealagents.parts import START_ERRORS
     from tealagents.tooling import offered
 
     unset: list[str] = []

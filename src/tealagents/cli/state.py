@@ -79,7 +79,7 @@ class OpenedState:
 
 
 def _load_checked(path: Path | None) -> ServiceConfig:
-    from tealagents.bootstrap import weak_keys
+    from tealagents.parts import weak_keys
 
     config = load_or_exit(path)
     if config.stateless:
@@ -111,7 +111,7 @@ def _run_on(
     """
 
     async def do() -> T:
-        from tealagents.bootstrap import check_key, record_store_of, rules_of, store_of
+        from tealagents.parts import check_key, record_store_of, rules_of, store_of
         from tealagents.stores.memory import MemoryStore
 
         plain = plain_store(config.persistence)

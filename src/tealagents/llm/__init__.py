@@ -30,12 +30,13 @@ from typing import Any
 
 from tealagents.domain.ports import Model
 from tealagents.llm.options import ModelOptions
+from tealagents.mistakes import Misconfigured
 from tealagents.registry import Registry
 
 __all__ = ["MODELS", "ModelConfigError", "ModelOptions", "open_model"]
 
 
-class ModelConfigError(ValueError):
+class ModelConfigError(Misconfigured):
     """A model client cannot be found, or one of its options is wrong. The text says what to do."""
 
 

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from tealagents.domain.errors import PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import COMMIT_RECORDS, NAME, NAME_RULE, Commit, Put, Record, Watch
-from tealagents.mistakes import explained, sentence
+from tealagents.mistakes import Misconfigured, explained, sentence
 from tealagents.stores.watches import Watches
 
 __all__ = [
@@ -64,7 +64,7 @@ _OPERATION = re.compile(r"[0-9a-f]{24}", re.ASCII)
 T = TypeVar("T")
 
 
-class StoreConfigError(ValueError):
+class StoreConfigError(Misconfigured):
     """A store's URL or options cannot be used. The text says what to do and holds no credentials."""
 
 

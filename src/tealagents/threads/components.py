@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tealagents.domain.models import Json
+from tealagents.mistakes import Misconfigured
 from tealagents.registry import Registry
 from tealagents.threads.views import Preparable, Reducer, View
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 Component = tuple[str, Json]
 
 
-class ThreadConfigError(ValueError):
+class ThreadConfigError(Misconfigured):
     """A config that cannot be used for threads. The text says what to do instead."""
 
 

@@ -28,9 +28,9 @@ _FAILED_MIDWAY = ("answer was cut", "failed while answering")
 
 async def check_model(config: ServiceConfig, place: KeyPath) -> AsyncIterator[Diagnosis]:
     """Asks the model of the config's agent for one word. `place` is the agent's key in the file."""
-    from tealagents.bootstrap import START_ERRORS, credential_of, model_of
     from tealagents.domain.models import Item, Message
     from tealagents.domain.ports import ModelCall
+    from tealagents.parts import START_ERRORS, credential_of, model_of
 
     credential = credential_of(config)
     text = Message(
@@ -102,7 +102,7 @@ def _remedy_of_model(config: ServiceConfig, place: KeyPath, error: Exception) ->
 
 async def check_tools(config: ServiceConfig, place: KeyPath) -> AsyncIterator[Diagnosis]:
     """Opens the tools of the config's agent, with their servers. `place` is the agent's key in the file."""
-    from tealagents.bootstrap import START_ERRORS
+    from tealagents.parts import START_ERRORS
     from tealagents.tooling import Tooling
 
     failed, reasons = list[Exception](), list[str]()
@@ -127,7 +127,7 @@ async def check_tools(config: ServiceConfig, place: KeyPath) -> AsyncIterator[Di
 
 
 async def check_providers(config: ServiceConfig) -> AsyncIterator[Diagnosis]:
-    from tealagents.bootstrap import START_ERRORS, providers_of
+    from tealagents.parts import START_ERRORS, providers_of
 
     try:
         async with providers_of(config):

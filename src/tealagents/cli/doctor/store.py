@@ -33,7 +33,7 @@ _FILE_STORES = ("sqlite", "files")
 
 
 async def check_store(config: ServiceConfig) -> AsyncIterator[Diagnosis]:
-    from tealagents.bootstrap import store_of
+    from tealagents.parts import store_of
     from tealagents.stores import StoreConfigError, plain_store
     from tealagents.stores.base import AccessDenied
 
@@ -151,7 +151,7 @@ def _probe(config: ServiceConfig) -> tuple[str, list[str]]:
 
 async def _examine_content(config: ServiceConfig, store: Store) -> AsyncIterator[Diagnosis]:
     """Checks whether stored records can be read, and audits verified, with the configured keys."""
-    from tealagents.bootstrap import record_store_of
+    from tealagents.parts import record_store_of
     from tealagents.state.inventory import Inventory
 
     # reading by key may need a right of its own, and an empty store would only be scanned
