@@ -8,8 +8,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from tealagents.cli.protocol import BoundedProtocol, server_options
 from tealagents.limits import Limits
+from tealagents.server import BoundedProtocol, server_options
 from tealagents.testing.waits import eventually
 
 #: the most bytes that the server reads at a time

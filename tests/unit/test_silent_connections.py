@@ -12,8 +12,8 @@ import uvicorn
 from uvicorn.server import ServerState
 from websockets.asyncio.client import connect
 
-from tealagents.cli.protocol import BoundedProtocol, server_options
 from tealagents.limits import Limits
+from tealagents.server import BoundedProtocol, server_options
 from tealagents.testing.clock import advance
 
 POST = b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 9\r\n\r\n"

@@ -5,7 +5,7 @@
 `new`, `upgrade`      creates the files of a new agent; converts the file of an earlier one
 `serve`               serves an agent: here, with `--reload`, or with workers (`supervisor`)
 `application`         what each process serves: built, from its start to its end
-`listening`           the address it listens on; `protocol`: its HTTP
+`listening`           the address it listens on
 `check`, `doctor`     finds mistakes in a config before anything starts (`findings`); examines a service
 `chat`                a conversation in the terminal
 `state`               the commands for operators on stored state, and `migrate`

@@ -65,8 +65,8 @@ def worker_app() -> "ASGIApp":
     """
     from uvicorn.config import STARTUP_FAILURE
 
-    from tealagents.cli.protocol import server_options
     from tealagents.parts import START_ERRORS
+    from tealagents.server import server_options
 
     gc.disable()  # until `_settled`
     # the terminal sends Ctrl-C to all processes, and the supervisor passes it on: it would count twice here

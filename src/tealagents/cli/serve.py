@@ -201,7 +201,7 @@ def _run(
     *,
     reload: bool,
 ) -> None:
-    from tealagents.cli.protocol import server_options
+    from tealagents.server import server_options
     from tealagents.telemetry.logs import configure_logs
 
     options: dict[str, Any] = {

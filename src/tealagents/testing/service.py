@@ -23,10 +23,10 @@ import uvicorn
 import yaml
 from starlette.types import Receive, Scope, Send
 
-from tealagents.cli.protocol import server_options
 from tealagents.config.file import read_document
 from tealagents.domain.errors import described, ungrouped
 from tealagents.limits import Limits
+from tealagents.server import server_options
 from tealagents.testing.clock import ShiftedClock, advance
 from tealagents.testing.servers import free_port
 
