@@ -16,7 +16,10 @@ from tealagents.api.settings import ApiSettings
 from tealagents.outbound.addresses import host_of, is_loopback, is_loopback_host, page_origin
 
 _FOREIGN = "Pages of this origin may not call the service. The operator lists them in cors_origins."
-_UNKNOWN = "The service is not known under this name. The operator sets it with TA_PUBLIC_URL."
+_UNKNOWN = (
+    "The service is not known under the name in Host. The operator sets it with TA_PUBLIC_URL; a proxy must "
+    "pass on the client's Host."
+)
 
 
 class KnownOrigins:

@@ -187,6 +187,14 @@ def test_only_known_pages_and_names_lead_here(headers: dict[str, str], status: i
             assert answer.json()["error"]["message"]
 
 
+def test_an_unknown_name_may_be_that_of_a_proxy_which_does_not_pass_on_the_clients() -> None:
+    """By default nginx names its upstream there: setting TA_PUBLIC_URL does not help then."""
+    env = {"TA_PUBLIC_URL": "https://agents.example"}
+    with serving(None, env) as (service, _), service.client() as client:
+        answer = post(client, modern("server/discover"), host="upstream")
+        assert answer.json()["error"]["message"].endswith("; a proxy must pass on the client's Host.")
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "[::1]", "[::ffff:127.0.0.1]"])
 async def test_no_foreign_page_or_name_leads_to_any_loopback_address(
     service: ServiceThread, address: str
