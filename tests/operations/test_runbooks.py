@@ -363,8 +363,11 @@ async def test_an_upgrade_without_downtime(site: Site, nursery: Nursery) -> None
 
 
 def replace(site: Site, replica: ForkedService) -> None:
-    """As the runbook says: ends a process, and starts another in its place."""
-    operator = site.operator("Upgrading without downtime", PID=str(replica.process.pid), AGENT=replica.url)
+    """As the runbook says: ends a process, starts another in its place, and waits for this one.
+
+    It does not ask the load balancer, where a process that is already ready would answer.
+    """
+    operator = site.operator("Upgrading without downtime", PID=str(replica.process.pid), REPLICA=replica.url)
     waiting = threading.Thread(target=replica.process.wait, args=(60,))
     waiting.start()
     operator.does(1)
