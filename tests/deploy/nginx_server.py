@@ -39,14 +39,18 @@ def sample() -> str:
 
 
 class NginxServer(Server):
-    """nginx before processes on these ports. Only ports and the certificate differ from the sample."""
+    """nginx before processes on these ports. Only ports and the certificate differ from the sample.
+
+    `routing` is put before the sample's servers.
+    """
 
     name = "nginx"
     end_signal = signal.SIGTERM  # its workers would outlive a SIGKILL
 
-    def __init__(self, *ports: int) -> None:
+    def __init__(self, *ports: int, routing: str = "") -> None:
         super().__init__()
         self._ports = ports
+        self._routing = routing
 
     @property
     def url(self) -> str:
@@ -74,7 +78,8 @@ class NginxServer(Server):
         listening = (
             f"listen {self.host}:{self.port} ssl http2; ssl_certificate {pem}; ssl_certificate_key {pem};"
         )
-        changes = {"listen 443 ssl http2;": listening}
+        opening = "upstream tealagents {"
+        changes = {"listen 443 ssl http2;": listening, opening: opening + self._routing}
         for number, port in enumerate(self._ports):
             changes[f"server 127.0.0.1:{8000 + number} "] = f"server 127.0.0.1:{port} "
         for printed, here in changes.items():

@@ -1,6 +1,9 @@
 """Two replicas behind nginx, configured as `docs/operations.md` says."""
 
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,9 @@ from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import ForkedService, Nursery
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.service import agent_config
+from tealagents.testing.waits import until
+
+MCP_PAGE = Path(__file__).parents[2] / "docs" / "mcp-server.md"
 
 SCRIPT = "rules: [{when: think, reply: {pieces: [begun, {text: ' and ended', delay_ms: 3600000}]}}]"
 SPEC: dict[str, Any] = {
@@ -87,8 +93,8 @@ class Site:
         return self.replicas[0].client(base_url=self.url + self.replicas[0].prefix, **options)
 
 
-@pytest.fixture
-def site(nursery: Nursery, tmp_path: Path) -> Iterator[Site]:
+@contextmanager
+def site_of(nursery: Nursery, tmp_path: Path, routing: str = "") -> Iterator[Site]:
     with OfflineModel(SCRIPT) as model:
         env = {
             "TA_AUTH": "mock",
@@ -99,9 +105,28 @@ def site(nursery: Nursery, tmp_path: Path) -> Iterator[Site]:
         with (
             nursery.service(agent_config(**SPEC), env) as first,
             nursery.service(agent_config(**SPEC), env) as second,
-            running(lambda: NginxServer(first.port, second.port)) as nginx,
+            running(lambda: NginxServer(first.port, second.port, routing=routing)) as nginx,
         ):
             yield Site(model, (first, second), nginx.url)
+
+
+@pytest.fixture
+def site(nursery: Nursery, tmp_path: Path) -> Iterator[Site]:
+    with site_of(nursery, tmp_path) as made:
+        yield made
+
+
+def session(client: httpx.Client) -> dict[str, str]:
+    """The headers of a new session of MCP 2025-11-25."""
+    headers = {"accept": "application/json, text/event-stream"}
+    about = {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "host", "version": "1"},
+    }
+    opening = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about}
+    opened = client.post("/mcp", json=opening, headers=headers)
+    return {**headers, "mcp-session-id": opened.headers["mcp-session-id"]}
 
 
 def answered(client: httpx.Client) -> list[int]:
@@ -158,3 +183,26 @@ def test_long_tokens_and_large_messages_reach_the_service(site: Site) -> None:
     with site.client() as ada:
         assert ada.post("", json=message("x" * 2_000_000)).status_code == 200
         assert ada.post("", json=message("x" * 20_000_000)).json()["code"] == "too_large"
+
+
+def test_a_host_with_a_session_cancels_its_calls_on_whichever_replica_they_run(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """By the routing that the page on MCP prints; what has no session goes to both as before."""
+    routing = re.findall(r"`(hash [^`]+;)`", MCP_PAGE.read_text())
+    canceled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
+    with (
+        site_of(nursery, tmp_path, *routing) as site,
+        site.client() as ada,
+        ThreadPoolExecutor() as pool,
+        ExitStack() as finally_,
+    ):
+        finally_.callback(site.model.release)  # a call that is not canceled ends nevertheless
+        for _ in range(4):
+            site.model.clear()
+            opened = session(ada)
+            call = pool.submit(ada.post, "/mcp", json=STREAMS["mcp"][1], headers=opened)
+            until(lambda: site.model.requests)
+            assert ada.post("/mcp", json=canceled, headers=opened).status_code == 202
+            until(lambda: ada.get("/tasks?limit=1").json()["items"][0]["status"] == "Canceled")
+            assert call.result().status_code == 200
