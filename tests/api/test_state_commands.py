@@ -469,6 +469,19 @@ def test_what_is_only_tried_makes_no_store(agent: Agent) -> None:
     assert "There is no store" in agent.run("state", "stats", **there).output
 
 
+def test_a_store_without_the_agent_that_is_asked_for_is_not_called_sound(agent: Agent) -> None:
+    """A scheduled check whose config has a mistyped name would report for ever that all is well."""
+    with agent.served() as service, service.client("ada") as ada:
+        say(ada, "hello")
+    for command in (["stats"], ["verify-audit"], ["export", str(agent.folder / "export")]):
+        assert "no tasks" not in agent.run("state", *command).output
+    agent.configure(name="Testre")
+    for command in (["stats"], ["verify-audit"], ["export", str(agent.folder / "nothing")]):
+        result = agent.run("state", *command)
+        assert result.exit_code == 0
+        assert "This store has no tasks of an agent 'Testre'." in result.stderr
+
+
 def test_only_an_import_that_is_written_makes_a_store_and_says_so(agent: Agent) -> None:
     """One that is refused leaves none behind, which the next start would take for the one that was meant."""
     with agent.served() as service, service.client("ada") as ada:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -168,6 +168,12 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(bar, completed=done, total=total)
 
 
+def _warn_if_none(config: ServiceConfig, tasks: int, problems: Sequence[object]) -> None:
+    """Where nothing was found: another agent's store, or a mistyped name, looks sound and empty."""
+    if not (tasks or problems):
+        warn(f"This store has no tasks of an agent {config.name!r}. Is this the agent's name?")
+
+
 def _show_problems(problems: list[str], what: str) -> None:
     warn(*problems[:MOST_SHOWN])
     if len(problems) > MOST_SHOWN:
@@ -186,7 +192,8 @@ def stats_command(
 
     Exit status 1 if something is damaged.
     """
-    found = _run(config, lambda opened: Inventory(opened.records).count())
+    checked = _load_checked(config)
+    found = _run_on(checked, lambda opened: Inventory(opened.records).count())
     counted = {
         "users": found.users,
         "sessions": found.sessions,
@@ -208,6 +215,7 @@ def stats_command(
             )
             table.add_row(label.replace("_", " "), str(shown or 0))
         plain_console(soft_wrap=False).print(table)
+    _warn_if_none(checked, sum(found.tasks.values()), found.damaged)
     if found.damaged:
         _show_problems(found.damaged, "damaged records")
         raise typer.Exit(1)
@@ -238,8 +246,10 @@ def export_command(
                 output.write(line)
         return exporter
 
-    exporter = _run(config, work)
+    checked = _load_checked(config)
+    exporter = _run_on(checked, work)
     stderr.print(f"{_count_text(exporter.tasks, 'task')} exported")
+    _warn_if_none(checked, exporter.tasks, exporter.problems)
     if exporter.problems:
         _show_problems(exporter.problems, "problems")
         raise typer.Exit(1)
@@ -532,7 +542,8 @@ def verify_command(
     recomputed; without one, only accidental damage.
     """
 
-    tasks, entries, faults, damaged, keyed = _run(config, partial(_verify_all, only=task))
+    checked = _load_checked(config)
+    tasks, entries, faults, damaged, keyed = _run_on(checked, partial(_verify_all, only=task))
     for fault in faults:
         print(fault)
     if task is not None and not tasks:
@@ -542,6 +553,7 @@ def verify_command(
         f"{_count_text(tasks, 'task')}, {_count_text(entries, 'good entry', 'good entries')}, "
         f"{_count_text(len(faults), 'task')} with a bad one"
     )
+    _warn_if_none(checked, tasks, damaged)
     if faults and not keyed:
         print("TA_AUDIT_KEY is not set: an audit that was written with one does not verify without it")
     _show_problems(damaged, "damaged records")
