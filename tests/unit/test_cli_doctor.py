@@ -141,7 +141,11 @@ def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Patient
 
 @contextmanager
 def answering(
-    status: int, body: Any = None, date: float | None = None, answers: int | None = None
+    status: int,
+    body: Any = None,
+    date: float | None = None,
+    answers: int | None = None,
+    kind: str = "application/json",
 ) -> Iterator[str]:
     """A server that gives one answer to everything, so often, and then none."""
     left = itertools.repeat(True, answers) if answers is not None else itertools.repeat(True)
@@ -154,7 +158,7 @@ def answering(
             text = json.dumps(body).replace("SELF", url).encode()
             self.send_response_only(status)
             self.send_header("date", formatdate(date, usegmt=True))
-            self.send_header("content-type", "application/json")
+            self.send_header("content-type", kind)
             self.send_header("content-length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
@@ -730,6 +734,16 @@ def test_a_running_service_is_looked_at_from_outside(status: int, date: float | 
         result = CliRunner().invoke(command_line("doctor"), ["doctor", f"{url}/Patient/1"])
     assert result.exit_code == 1
     assert said in " ".join(result.output.split())
+
+
+def test_a_page_of_the_proxy_in_front_of_a_service_is_not_printed() -> None:
+    """The service is away or draining: what to look at is said, in a line."""
+    with answering(502, "<html><center><h1>502 Bad Gateway</h1>", kind="text/html") as url:
+        result = CliRunner().invoke(command_line("doctor"), ["doctor", f"{url}/Patient/1"])
+    said = " ".join(result.output.split())
+    assert "✗ the service is not live: 502 Bad Gateway, which a proxy in front of it answers" in said
+    assert "the log of the proxy" in said
+    assert "<" not in said
 
 
 def test_a_store_that_is_not_there_is_not_made(patient: Patient) -> None:

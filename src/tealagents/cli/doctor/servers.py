@@ -226,11 +226,8 @@ async def check_service(url: str, config: ServiceConfig | None) -> AsyncIterator
                 yield Diagnosis(f"there is no agent at {place}", f"Correct the address: {its}.")
                 return
             if not answer.is_success:
-                yield Diagnosis(
-                    f"the service is not {probe}: {answer.status_code} {answer.text[:300]}",
-                    "See the service's log, and run `tealagents doctor` with its config where it runs."
-                    + _proxy_hint(prefix),
-                )
+                what, remedy = _said_of_health(answer)
+                yield Diagnosis(f"the service is not {probe}: {what}", remedy + _proxy_hint(prefix))
         if skew := date_skew("the service", answer.headers.get("date", "")):
             yield skew
     if config is not None and not prefix.endswith(config.prefix):
@@ -238,6 +235,15 @@ async def check_service(url: str, config: ServiceConfig | None) -> AsyncIterator
             f"{place} is not the agent of this config, which is served at {config.prefix}",
             "Correct the address, or name the other config.",
         )
+
+
+def _said_of_health(answer: httpx.Response) -> tuple[str, str]:
+    """What an answer without success says, and what to do. Services answer with JSON, proxies with pages."""
+    here = "run `tealagents doctor` with its config where it runs."
+    if "json" in answer.headers.get("content-type", ""):
+        return f"{answer.status_code} {answer.text[:300]}", f"See the service's log, and {here}"
+    what = f"{answer.status_code} {answer.reason_phrase}, which a proxy in front of it answers"
+    return what, f"See whether the service runs, and the log of the proxy; {here}"
 
 
 def _remedy_of_connection(
