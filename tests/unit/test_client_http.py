@@ -542,6 +542,8 @@ def test_a_token_function_that_returns_no_text_is_named(
             "unknown option expire_at; the options are metadata, expires_at",
         ),
         (lambda client: client.import_task("{}"), "imported from what export_task returned"),
+        (lambda client: client.resume(None, "approve"), "is None: nothing waits for a decision"),
+        (lambda client: client.resume({"request_id": "r"}, "approve"), "is of the type dict"),
     ],
 )
 def test_what_cannot_be_meant_is_not_sent(

@@ -188,6 +188,8 @@ async def test_an_argument_that_is_none_is_named(make: MakeAgent, tmp_path: Path
     await agent.run("hi", thread)
     with pytest.raises(InvalidRequest, match="text: must be text, not NoneType"):
         await thread.edit(thread.messages[0].message_id, None)
+    with pytest.raises(InvalidRequest, match="messages: must be a list of Message, not of str"):
+        agent.get_local_thread(["hello"])
     with pytest.raises(InvalidRequest, match=r"next_steps: must be a list of steps, such as \['draft'\]"):
         WorkflowThread("draft")
     for wrong in (ContextProvider, [ContextProvider]):

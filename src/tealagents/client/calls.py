@@ -68,6 +68,9 @@ def message(content: Content, options: MessageOptions) -> Call:
 
 def resume(of: str | Approval, action: Action, options: DecisionOptions) -> Call:
     check(options, DecisionOptions)
+    if not isinstance(of, str | Approval):
+        found = "None: nothing waits for a decision" if of is None else f"of the type {type(of).__name__}"
+        raise TypeError(f"an approval, or the id of a request, is decided; this one is {found}")
     request_id, approval_id = (of, None) if isinstance(of, str) else (of.request_id, of.approval_id)
     approval_id = options.get("approval_id") or approval_id
     decisions = options.get("decisions")

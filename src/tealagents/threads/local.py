@@ -360,6 +360,8 @@ def _distinct(messages: Iterable[Message], taken: Collection[str]) -> list[Messa
     known = set(taken)
     distinct = []
     for message in messages:
+        if not isinstance(message, Message):
+            raise InvalidRequest("messages", f"must be a list of Message, not of {type(message).__name__}")
         if message.message_id in known:
             message = replace(message, message_id=ids.random_id())
         known.add(message.message_id)
