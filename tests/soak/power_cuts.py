@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: a process that asks for the status of a file in this folder says that something was acknowledged
-ACKNOWLEDGED = "/acknowledged/"
+#: a process leaves a mark by asking for the status of a file in this folder, named like the mark
+MARKS = "/marks/"
 #: the calls that are understood, and those that would have to be if a process made them
 _NAMING = {"rename", "link", "unlink", "mkdir", "rmdir"}
 _SYNCING = {"fsync", "fdatasync"}
@@ -36,19 +36,14 @@ def trace(command: Sequence[str], log: Path) -> None:
     subprocess.run([*strace, *command], check=True, timeout=600)
 
 
-def moments(log: Path) -> Iterator[tuple[str, list[str], str, int]]:
-    """The calls that succeeded, in order: name, marks, arguments, result. Of `_STATUS`, those with a mark."""
+def _calls(log: Path) -> Iterator[tuple[str, str, int]]:
+    """The calls that succeeded, and all of `_STATUS`: name, arguments, result."""
     with log.open(errors="replace") as lines:
         for line in _whole(lines):
-            if (call := _CALL.match(line)) is None:
-                continue
-            name, arguments, result = call[1], call[2], int(call[3])
-            if name == _STATUS:
-                first = _TEXT.search(arguments)
-                if first is not None and _text(first[1]).startswith(ACKNOWLEDGED.encode()):
-                    yield name, [_text(first[1]).decode().removeprefix(ACKNOWLEDGED)], "", 0
-            elif result >= 0:
-                yield name, [], arguments, result
+            if call := _CALL.match(line):
+                name, arguments, result = call[1], call[2], int(call[3])
+                if result >= 0 or name == _STATUS:
+                    yield name, arguments, result
 
 
 def _whole(lines: Iterable[str]) -> Iterator[str]:
@@ -70,6 +65,10 @@ def _whole(lines: Iterable[str]) -> Iterator[str]:
 
 def _text(escaped: str) -> bytes:
     return bytes.fromhex(escaped.replace("\\x", ""))
+
+
+def _paths(arguments: str) -> list[str]:
+    return [os.fsdecode(_text(each)) for each in _TEXT.findall(arguments)]
 
 
 @dataclass(eq=False)
@@ -124,20 +123,19 @@ class Disk:
         self._opened: dict[int, Opened] = {}
 
     def replay(self, log: Path) -> Iterator[str | None]:
-        """Does what the process did. Stops where something was acknowledged, with its name, and, with None,
-        before each call that syncs a file or a name, or changes a name."""
-        for name, marks, arguments, result in moments(log):
+        """Does what the process did. Yields each mark, and None before each call that syncs or names."""
+        for name, arguments, result in _calls(log):
             if name == _STATUS:
-                yield marks[0]
+                if (asked := _paths(arguments)) and asked[0].startswith(MARKS):
+                    yield asked[0].removeprefix(MARKS)
                 continue
             assert name in _CALLS, f"the disk does not know the call {name}"
             if name in _NAMING | _SYNCING:
                 yield None
-            paths = [_text(each).decode(errors="replace") for each in _TEXT.findall(arguments)]
             if name == "openat":
-                self._open(paths[0], arguments, result)
+                self._open(_paths(arguments)[0], arguments, result)
             elif name in _NAMING:
-                self._name(name, *paths)
+                self._name(name, *_paths(arguments))
             elif opened := self._opened.get(int(arguments.split(",")[0])):
                 self._use(name, opened, arguments, result)
 

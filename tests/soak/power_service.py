@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from power_cuts import ACKNOWLEDGED
+from power_cuts import MARKS
 
 from tealagents.testing.service import ServiceThread, offline_service
 
@@ -21,7 +21,7 @@ MESSAGES = 24
 def acknowledged(what: str, **ids: object) -> None:
     """Says that an answer or a deletion was acknowledged, or that a deletion is intended."""
     with suppress(OSError):
-        os.stat(ACKNOWLEDGED + json.dumps({"what": what, **ids}).encode().hex())
+        os.stat(MARKS + json.dumps({"what": what, **ids}).encode().hex())
 
 
 def converse(service: ServiceThread, user: str) -> None:
