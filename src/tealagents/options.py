@@ -256,7 +256,6 @@ EncryptionKey = Annotated[SecretStr, AfterValidator(_encryption_key)]
 HeaderNames = Annotated[tuple[Annotated[str, AfterValidator(_header_name)], ...], _SPLIT]
 ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
 
-Concurrency = Literal["reject", "enqueue", "interrupt", "rollback"]
 OnDisconnect = Literal["continue", "cancel"]
 ThreadKind = Literal["local", "remote"]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_upper)]

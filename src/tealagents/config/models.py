@@ -23,9 +23,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from tealagents.domain.models import Concurrency
 from tealagents.limits import Limits
 from tealagents.options import (
-    Concurrency,
     Count,
     Flag,
     NameOrClass,

@@ -35,9 +35,10 @@ from tealagents.config.models import (
 from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath, Mistake
 from tealagents.config.settings import Settings, overrides, read_settings
 from tealagents.config.urls import absolute_store
+from tealagents.domain.models import Concurrency
 from tealagents.limits import Limits
 from tealagents.mistakes import did_you_mean, explain, file_reason, key_of, key_text, keys_of, model_at
-from tealagents.options import Concurrency, FromEnvironment, OnDisconnect, Options
+from tealagents.options import FromEnvironment, OnDisconnect, Options
 
 if TYPE_CHECKING:
     from tealagents.tools.options import MCPServerOptions

@@ -16,6 +16,9 @@ TOOL_SEPARATOR = "-"
 Role = Literal["user", "assistant", "tool"]
 Status = Literal["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"]
 Action = Literal["approve", "reject"]
+Concurrency = Literal["reject", "enqueue", "interrupt", "rollback"]
+Cost = Literal["low", "medium", "high"]
+Sensitivity = Literal["public", "proprietary", "confidential", "sensitive"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "refusal"]
 ENDED: frozenset[Status] = frozenset({"Completed", "Failed", "Canceled"})
 
@@ -143,8 +146,8 @@ class Deferred(Struct, frozen=True):
 
 class Governance(Struct, frozen=True, kw_only=True):
     requires_hitl: bool = False
-    cost: Literal["low", "medium", "high"] = "low"
-    data_sensitivity: Literal["public", "proprietary", "confidential", "sensitive"] = "public"
+    cost: Cost = "low"
+    data_sensitivity: Sensitivity = "public"
 
 
 class ToolSpec(Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import (
     ENDED,
     Approval,
+    Concurrency,
     Deleting,
     Failure,
     Head,
@@ -48,8 +49,6 @@ from tealagents.state.transitions import SERVICE, Transition, left_queue, stoppe
 from tealagents.state.workers import Lease, Peers, Signal
 
 log = logging.getLogger(__name__)
-
-Concurrency = Literal["reject", "enqueue", "interrupt", "rollback"]
 
 #: the shortest time, in seconds, between two looks at a pause that expires
 SOONEST_LOOK_SECONDS = 0.05

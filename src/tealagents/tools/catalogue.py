@@ -22,7 +22,7 @@ from pydantic import (
     field_validator,
 )
 
-from tealagents.domain.models import Json, User
+from tealagents.domain.models import Cost, Json, Sensitivity, User
 from tealagents.domain.ports import (
     Checking,
     Finding,
@@ -43,7 +43,7 @@ from tealagents.tools.naming import suggestion
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_context import authorized
 from tealagents.tools.openapi_parsing import document_reason
-from tealagents.tools.options import Cost, GovernanceOverride, Sensitivity, expanded
+from tealagents.tools.options import GovernanceOverride, expanded
 from tealagents.tools.schema_check import check_against
 from tealagents.tools.user_tokens import in_time
 

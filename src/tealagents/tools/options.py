@@ -10,6 +10,7 @@ import yaml
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from tealagents.domain.models import Cost, Sensitivity
 from tealagents.domain.ports import Governance
 from tealagents.mistakes import explained
 from tealagents.options import Authority, Flag, Headers, HttpUrl, Options, Seconds, Text, Words
@@ -19,8 +20,6 @@ from tealagents.tools.naming import listed, suggestion
 from tealagents.tools.openapi_parsing import document_reason, from_yaml
 
 TrustLevel = Literal["trusted", "sandboxed", "untrusted"]
-Cost = Literal["low", "medium", "high"]
-Sensitivity = Literal["public", "proprietary", "confidential", "sensitive"]
 
 #: the name of a variable; `${NAME:-default}` is always an error, since there are no defaults
 _VARIABLE = re.compile(r"[\w.-]+")
