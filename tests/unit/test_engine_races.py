@@ -35,7 +35,7 @@ from tealagents.engine import service
 from tealagents.engine.approvals import Command
 from tealagents.engine.observer import Observer, RequestWatch
 from tealagents.engine.prompt import effects_note
-from tealagents.state import begun, endings, keys, records, workers
+from tealagents.state import begun, commits, endings, keys, workers
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.pruning import UserErasure
@@ -189,7 +189,7 @@ async def test_tools_that_ran_before_a_pause_are_reported_however_the_decision_e
 
 async def test_a_begin_in_doubt_does_not_run_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that made it ends it, so that others need not wait for its lease. covers: STATE-3"""
-    monkeypatch.setattr(records, "RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(commits, "RESOLVE_SECONDS", 0.05)
     monkeypatch.setattr(begun, "LOOK_SECONDS", 0.05)
     inner = shared()
     store = Faulty(inner)

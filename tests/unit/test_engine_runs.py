@@ -47,7 +47,7 @@ from tealagents.engine.approvals import Command
 from tealagents.engine.observer import Observer, RequestWatch
 from tealagents.engine.turn import LAST_WORDS_SECONDS
 from tealagents.serving import AGAIN_SECONDS, background
-from tealagents.state import codec, keys, records
+from tealagents.state import codec, commits, keys
 from tealagents.state.audit_chain import GENESIS
 from tealagents.state.endings import CANCELED, Stop
 from tealagents.state.new_message import Key
@@ -146,7 +146,7 @@ async def test_an_outage_at_any_commit(verdict: str, seconds: float, monkeypatch
 
     covers: TASK-5, STATE-4, SESSION-7
     """
-    monkeypatch.setattr(records, "RESOLVE_SECONDS", 0.02)
+    monkeypatch.setattr(commits, "RESOLVE_SECONDS", 0.02)
     at = 0
     while True:
         at += 1

@@ -52,8 +52,9 @@ from tealagents.state.forking import fork
 from tealagents.state.inventory import Inventory
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import NewMessage
+from tealagents.state.out_of_line import BLOB_BYTES
 from tealagents.state.pruning import Pruning, UserErasure
-from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE
+from tealagents.state.records import ERASED_AT_ONCE
 from tealagents.state.removal import MAKING_SECONDS, bury_unchanged
 from tealagents.state.secret_store import SecretStore
 from tealagents.state.session_deletion import SessionDeletion

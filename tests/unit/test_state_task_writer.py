@@ -9,7 +9,7 @@ from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.models import Item, Json, MessageBody, Note, StepBody, ToolCall, ToolIntent
 from tealagents.domain.ports import Commit
 from tealagents.engine.approvals import Command
-from tealagents.state import records
+from tealagents.state import commits
 from tealagents.state.audit_chain import GENESIS, Draft, draft
 from tealagents.state.new_message import NewMessage
 from tealagents.state.task_writer import Fenced, TaskWriter
@@ -52,7 +52,7 @@ class Outage(Faulty):
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What became of a commit is looked for during a tenth of a second, not five."""
-    monkeypatch.setattr(records, "RESOLVE_SECONDS", 0.1)
+    monkeypatch.setattr(commits, "RESOLVE_SECONDS", 0.1)
 
 
 async def bodies(here: Process, task_id: str) -> list[object]:

@@ -39,7 +39,7 @@ from tealagents.domain.models import Head, Item, Json, ToolCall
 from tealagents.domain.ports import Commit, Put
 from tealagents.engine import wait_queue
 from tealagents.engine.approvals import Command
-from tealagents.state import keys, latest, records, tasks
+from tealagents.state import commits, keys, latest, tasks
 from tealagents.state.catalog import Damaged
 from tealagents.state.changes import Changes
 from tealagents.state.endings import CANCELED
@@ -354,7 +354,7 @@ async def test_a_waiting_request_begins_although_the_reply_was_lost(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit that takes its turn gets no reply but has succeeded; the request runs. covers: TASK-5"""
-    monkeypatch.setattr(records, "RESOLVE_SECONDS", 0.1)
+    monkeypatch.setattr(commits, "RESOLVE_SECONDS", 0.1)
     store = Faulty(MemoryStore())
     gate = asyncio.Event()
     async with process(store, Scripted(waits(gate), says("second")), concurrency="enqueue") as here:

@@ -52,7 +52,7 @@ from tealagents.domain.models import (
 )
 from tealagents.domain.ports import Commit, Record
 from tealagents.engine.approvals import Command
-from tealagents.state import document_paths, forking, keys, records
+from tealagents.state import commits, document_paths, forking, keys
 from tealagents.state.copying import Copy
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
@@ -442,7 +442,7 @@ async def test_a_branch_in_doubt_is_kept_only_where_its_message_is_stored(
     outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the error names is there, and its key leads to it; else nothing is left. covers: STATE-4"""
-    monkeypatch.setattr(records, "RESOLVE_SECONDS", 0)
+    monkeypatch.setattr(commits, "RESOLVE_SECONDS", 0)
     store, message, key = InDoubt(MemoryStore()), NewMessage(items=(Item("text", "three"),)), Key("k", "d")
     async with process(store) as here:
         exchange = exchange_of(here)

@@ -11,7 +11,7 @@ from engine_setup import Faulty, Process, Scripted, Shared, damage, process, say
 from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.ids import operation_id, random_id
 from tealagents.domain.ports import Commit
-from tealagents.state import keys, records
+from tealagents.state import commits, keys
 from tealagents.state.workers import Mailbox, Signal
 from tealagents.stores.files import FileOptions, FileStore
 from tealagents.testing.clock import FakeClock
@@ -68,7 +68,7 @@ async def test_a_beat_whose_reply_is_lost_does_not_end_what_runs(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease is found as it was left, and continues. covers: TASK-5"""
-    monkeypatch.setattr(records, "RESOLVE_SECONDS", 1.0)
+    monkeypatch.setattr(commits, "RESOLVE_SECONDS", 1.0)
     store = Faulty(SharedMemory(clock))
     gate = asyncio.Event()
     async with process(store, Scripted(waits(gate)), clock=clock) as here:

@@ -7,7 +7,8 @@ Nothing that has been written to a log is ever rewritten.
 `keys`             the names of partitions and records
 `codec`            records as bytes, each with a checksum bound to its key
 `audit_chain`      the audit's hash chain: canonical JSON, SHA-256 or HMAC
-`records`          reads and commits records; finds the outcome of a commit whose reply was lost
+`commits`          sends commits; finds the outcome of one whose reply was lost
+`records`          reads and commits records; `out_of_line`: where large ones are kept
 `owner_directory`  finds the owner of an id
 `workers`          one lease per process; dead workers; signals between processes
 `transitions`      every change of a task, decided purely

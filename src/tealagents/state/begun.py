@@ -16,7 +16,8 @@ from tealagents.domain.errors import Conflict, PersistenceUnavailable, TealError
 from tealagents.domain.models import ENDED, RequestRecord
 from tealagents.domain.ports import Clock
 from tealagents.state.endings import Stop
-from tealagents.state.records import Headless, Stored
+from tealagents.state.out_of_line import Headless
+from tealagents.state.records import Stored
 from tealagents.state.workers import Lease
 
 log = logging.getLogger(__name__)

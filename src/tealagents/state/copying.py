@@ -13,7 +13,8 @@ from tealagents.domain.models import Head, RequestRecord, Session
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
 from tealagents.state.new_task import new_session
-from tealagents.state.records import BATCH_BYTES, Stored
+from tealagents.state.out_of_line import BATCH_BYTES
+from tealagents.state.records import Stored
 from tealagents.state.removal import bury, drop_note, give_up
 from tealagents.state.tasks import Tasks
 

@@ -45,8 +45,10 @@ from tealagents.domain.models import (
 )
 from tealagents.domain.ports import COMMIT_BYTES, COMMIT_RECORDS, NAME, NAME_RULE, SEALED, Commit, Put, Record
 from tealagents.state import codec, keys
+from tealagents.state.commits import PORTION_BYTES
 from tealagents.state.inventory import Inventory, Progress
-from tealagents.state.records import PORTION_BYTES, BlobRef, RecordStore, named_in
+from tealagents.state.out_of_line import BlobRef
+from tealagents.state.records import RecordStore, named_in
 from tealagents.state.transitions import kept_key
 
 T = TypeVar("T")

@@ -15,8 +15,9 @@ from tealagents.domain.errors import Conflict, PersistenceUnavailable
 from tealagents.domain.models import Head, RequestRecord
 from tealagents.state import keys
 from tealagents.state.begun import BegunRequests
+from tealagents.state.out_of_line import Headless, blob_ref
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import Headless, RecordStore, Stored, blob_ref
+from tealagents.state.records import RecordStore, Stored
 from tealagents.state.removal import bury, drop_note, give_up
 from tealagents.state.transitions import Transition, with_key
 

@@ -13,7 +13,8 @@ from tealagents.domain.models import Head, Json, Message, RequestRecord
 from tealagents.state import keys
 from tealagents.state.codec import decoder, encode_json
 from tealagents.state.head_commits import Written
-from tealagents.state.records import BlobRef, Stored, blob_ref
+from tealagents.state.out_of_line import BlobRef, blob_ref
+from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import Transition, chunks_waiting, received

@@ -1,46 +1,35 @@
-"""Reads and commits typed records, and finds the outcome of a commit whose reply was lost."""
+"""Reads and commits typed records, large ones with parts that are stored out of line."""
 
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Annotated, Generic, TypeGuard, TypeVar
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Generic, TypeVar
 
 import msgspec
 
 from tealagents.domain import ids
-from tealagents.domain.errors import (
-    LEARN_THE_OUTCOME,
-    Conflict,
-    CorruptState,
-    NotFound,
-    PersistenceUnavailable,
-    TealError,
-    Unknown,
-)
+from tealagents.domain.errors import CorruptState, NotFound, TealError
 from tealagents.domain.models import Approval, Body, Entry, Head, Json, LogRecord, RequestRecord, User
 from tealagents.domain.ports import COMMIT_RECORDS, Clock, Commit, Put, Record, Store
-from tealagents.state import codec, keys
+from tealagents.state import codec, commits, keys
 from tealagents.state.audit_chain import GENESIS, NO_SEAL, AuditChain, Draft, decode_body
+from tealagents.state.out_of_line import (
+    OUT_OF_LINE,
+    BlobRef,
+    Headless,
+    OutOfLine,
+    blob_ref,
+    chunks,
+    is_large,
+    too_large,
+)
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: a body larger than this is stored out of line, in chunks of half as many characters
-BLOB_BYTES = 256 * 1024
-#: bytes of all bodies in one log record
-BATCH_BYTES = 320 * 1024
-#: the most bytes that a reference in place of a body takes
-REF_BYTES = 128
-#: a request's or an approval's record larger than this is stored out of line, too: a commit holds 1 MB in all
-RECORD_BYTES = 64 * 1024
-#: bytes of the values that `portions` puts into one commit
-PORTION_BYTES = 900_000
 #: records listed at a time to be deleted; a scan of the file store lists all keys below its prefix
 ERASED_AT_ONCE = 50
-#: seconds for which an in-doubt commit is retried before the caller gets an error
-RESOLVE_SECONDS = 5.0
 
 
 class Stored(msgspec.Struct, Generic[T], frozen=True):
@@ -48,39 +37,6 @@ class Stored(msgspec.Struct, Generic[T], frozen=True):
 
     value: T
     version: str
-
-
-class Headless(Exception):
-    """A commit has parts to store out of line, but its task has no head yet: no one could find them again."""
-
-
-#: checked when read, because keys are made of them: a SHA-256 in hex, and a number of chunks
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Pieces = Annotated[int, msgspec.Meta(ge=0, le=9999)]
-
-
-class BlobRef(msgspec.Struct, frozen=True):
-    """Stored in a log record in place of a body that is stored out of line."""
-
-    #: SHA-256 of the body
-    blob: Digest
-    pieces: Pieces
-
-    def keys(self, task_id: str) -> list[str]:
-        """The keys of its chunks."""
-        return [keys.blob(task_id, self.blob, n) for n in range(self.pieces)]
-
-
-class OutOfLine(msgspec.Struct, frozen=True):
-    """Stored in place of a record whose content is stored out of line; `apart` is its SHA-256."""
-
-    apart: Digest
-    pieces: Pieces
-    task_id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._~:-]{1,100}\Z")]
-
-
-#: the first bytes of an `OutOfLine` as JSON, and of no other record
-_OUT_OF_LINE = b'{"apart":'
 
 
 class RecordStore:
@@ -103,15 +59,14 @@ class RecordStore:
 
     async def version(self, partition: str, key: str) -> str | None:
         """The version of a record, whatever it holds; None if there is none."""
-        (record,) = await self.store.read(partition, [key])
-        return record.version if record is not None else None
+        return await commits.version(self.store, partition, key)
 
     async def whole(self, partition: str, key: str, record: Record | None, kind: type[T]) -> Stored[T] | None:
         """Like `open`, for records that may be stored out of line: requests and approvals."""
         if record is None:
             return None
         value = codec.checked(partition, key, record.value)
-        if value.startswith(_OUT_OF_LINE):
+        if value.startswith(OUT_OF_LINE):
             ref = codec.parse(key, value, OutOfLine)
             try:
                 value = await self.get_blob(partition, ref.task_id, BlobRef(ref.apart, ref.pieces))
@@ -231,25 +186,8 @@ class RecordStore:
             unsynced=unsynced,
             notify=notify,
         )
-        try:
-            await self.store.commit(partition, commit)
-        except Unknown:
-            await self._resolve(partition, commit, marker)
-        except Conflict as conflict:
-            if conflict.keys == (marker,) and commit.expect.get(marker, "") is None:
-                await self._check_contradiction(partition, commit, marker)
-            raise
+        await commits.send(self.store, self.clock, partition, commit, marker)
         return commit.operation
-
-    async def _check_contradiction(self, partition: str, commit: Commit, marker: str) -> None:
-        """`CorruptState` if a log continues beyond its head's tail: no commit could ever succeed."""
-        if not marker.startswith(keys.LOGS):
-            return
-        names = [key for key in commit.expect if key != marker]
-        found = await self.store.read(partition, names)
-        versions = [record.version if record is not None else None for record in found]
-        if names and versions == [commit.expect[name] for name in names]:
-            raise CorruptState(marker, "exists, though its task ends before it")
 
     async def _sealed(
         self,
@@ -262,7 +200,7 @@ class RecordStore:
         puts: dict[str, Put] = {}
         for key, record in records.items():
             value = codec.seal(partition, key, record)
-            if _is_large(record, value):
+            if is_large(record, value):
                 task_id, version = record.task_id, expect.get(keys.task(record.task_id))
                 ref = await self.put_part(partition, task_id, codec.encode_json(record), version)
                 value = codec.seal(partition, key, OutOfLine(ref.blob, ref.pieces, task_id))
@@ -279,55 +217,14 @@ class RecordStore:
     ) -> None:
         """Deletes records, whatever they hold now, as many per commit as fit.
 
-        `Conflict` if an expected record has changed. Deleting twice is harmless, so a commit whose reply is
-        lost is repeated until a reply comes.
+        `Conflict` if an expected record has changed.
         """
         names, expect = list(names), expect or {}
         room = COMMIT_RECORDS - len(expect)
         for start in range(0, len(names), room):
             some = tuple(names[start : start + room])
             commit = Commit(operation=ids.operation_id(), expect=expect, delete=some, notify=notify)
-            try:
-                await self.store.commit(partition, commit)
-            except Unknown:
-                await self._repeat(
-                    partial(self.store.commit, partition, commit),
-                    "The store did not say whether records were deleted. Delete them again.",
-                )
-
-    async def _resolve(self, partition: str, commit: Commit, marker: str) -> None:
-        """Sends an in-doubt commit again, under its own operation id, until its outcome is certain."""
-
-        async def again() -> None:
-            if await self._applied(partition, commit, marker):
-                return
-            try:
-                await self.store.commit(partition, commit)
-            except Conflict:
-                if not await self._applied(partition, commit, marker):
-                    raise
-
-        await self._repeat(
-            again,
-            f"The store did not say whether a write was applied. {LEARN_THE_OUTCOME}",
-        )
-
-    async def _repeat(self, attempt: Callable[[], Awaitable[None]], advice: str) -> None:
-        """Retries until the store reports an outcome; after `RESOLVE_SECONDS`, `PersistenceUnavailable` with
-        `advice`."""
-        deadline = self.clock.monotonic() + RESOLVE_SECONDS
-        pause = 0.05
-        while True:
-            try:
-                return await attempt()
-            except (Unknown, PersistenceUnavailable) as error:
-                if self.clock.monotonic() + pause > deadline:
-                    raise PersistenceUnavailable(advice, retry_after=5) from error
-                await self.clock.sleep(pause)
-                pause = min(pause * 2, 1.0)
-
-    async def _applied(self, partition: str, commit: Commit, marker: str) -> bool:
-        return await self.version(partition, marker) == commit.operation
+            await commits.send_deletion(self.store, self.clock, partition, commit)
 
     # --- the log ---------------------------------------------------------------------------------
 
@@ -369,7 +266,7 @@ class RecordStore:
     ) -> list[bytes]:
         """Stores large bodies out of line; returns all bodies, with references in place of the large ones."""
         kept: list[bytes] = []
-        for body, large in zip(bodies, _too_large(bodies), strict=True):
+        for body, large in zip(bodies, too_large(bodies), strict=True):
             if large:
                 body = codec.encode_json(await self.put_part(partition, task_id, body, version))
             kept.append(body)
@@ -378,9 +275,9 @@ class RecordStore:
     def parts(self, partition: str, drafts: Sequence[Draft], put: Mapping[str, object]) -> list[bytes]:
         """The bytes stored out of line for a commit that appends `drafts` and puts these records."""
         bodies = [item.body for item in drafts]
-        found = [body for body, large in zip(bodies, _too_large(bodies), strict=True) if large]
+        found = [body for body, large in zip(bodies, too_large(bodies), strict=True) if large]
         for key, record in put.items():
-            if _is_large(record, codec.seal(partition, key, record)):
+            if is_large(record, codec.seal(partition, key, record)):
                 found.append(codec.encode_json(record))
         return found
 
@@ -397,10 +294,10 @@ class RecordStore:
 
         `Conflict` if the task's head is no longer at `version`: chunks of a deleted task would stay for ever.
         """
-        ref, chunks = blob_ref(data), _chunks(data)
-        named = dict(zip(ref.keys(task_id), chunks, strict=True))
+        ref = blob_ref(data)
+        named = dict(zip(ref.keys(task_id), chunks(data), strict=True))
         expect = {keys.task(task_id): version} if version is not None else {}
-        for put in portions(named):
+        for put in commits.portions(named):
             await self.commit(partition, marker=next(iter(put)), expect=expect, put=put)
         return ref
 
@@ -450,50 +347,11 @@ def _log_key(task_id: str, log_record: LogRecord) -> str:
     return keys.log(task_id, log_record.entries[0].seq if log_record.entries else 0)
 
 
-def blob_ref(data: bytes) -> BlobRef:
-    """The reference to `data` when it is stored out of line."""
-    return BlobRef(hashlib.sha256(data).hexdigest(), len(_chunks(data)))
-
-
-def _chunks(data: bytes) -> list[str]:
-    text, size = data.decode(), BLOB_BYTES // 2
-    return [text[i : i + size] for i in range(0, len(text), size)]
-
-
-def _too_large(bodies: Sequence[bytes]) -> Iterator[bool]:
-    """For each of the bodies, whether it has to be stored out of line."""
-    room = BATCH_BYTES
-    for body in bodies:
-        large = len(body) > BLOB_BYTES or len(body) > room
-        room -= REF_BYTES if large else len(body)
-        yield large
-
-
-def _is_large(record: object, value: bytes) -> TypeGuard[RequestRecord | Approval]:
-    """Whether a record with these bytes is stored out of line."""
-    return len(value) > RECORD_BYTES and isinstance(record, RequestRecord | Approval)
-
-
 def named_in(log_record: LogRecord) -> tuple[set[str], set[str]]:
     """The ids of the requests and the approvals that a log record names."""
     requests = {entry.request_id for entry in log_record.entries if entry.request_id}
     approvals = {str(e.details["approval_id"]) for e in log_record.entries if "approval_id" in e.details}
     return requests, approvals
-
-
-def portions(values: Mapping[str, object]) -> Iterator[dict[str, object]]:
-    """The values in portions, each small enough for a commit that expects one further record."""
-    portion: dict[str, object] = {}
-    room = PORTION_BYTES
-    for key, value in values.items():
-        size = len(codec.encode_json(value))
-        if portion and (size > room or len(portion) == COMMIT_RECORDS - 1):
-            yield portion
-            portion, room = {}, PORTION_BYTES
-        portion[key] = value
-        room -= size
-    if portion:
-        yield portion
 
 
 def check_not_emptied(head: Head) -> None:

@@ -20,7 +20,8 @@ from tealagents.domain.events import Recorded, Started, TextDelta, ToolCalled
 from tealagents.domain.models import RequestRecord
 from tealagents.domain.ports import COMMIT_RECORDS
 from tealagents.state import codec, keys
-from tealagents.state.records import RecordStore, portions
+from tealagents.state.commits import portions
+from tealagents.state.records import RecordStore
 
 log = logging.getLogger(__name__)
 

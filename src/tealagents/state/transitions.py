@@ -48,7 +48,7 @@ from tealagents.domain.models import (
 )
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft, draft
-from tealagents.state.records import BlobRef
+from tealagents.state.out_of_line import BlobRef
 from tealagents.state.streams import KEPT_SECONDS, SPARE_SECONDS
 
 #: the actor of what the service does by itself

@@ -14,7 +14,8 @@ from tealagents.domain.ports import SEALED, Store
 from tealagents.state import keys
 from tealagents.state.codec import UNOPENED, decoder, encode_json, unseal
 from tealagents.state.inventory import LOOKED_AT
-from tealagents.state.records import BLOB_BYTES, ERASED_AT_ONCE, BlobRef, RecordStore
+from tealagents.state.out_of_line import BLOB_BYTES, BlobRef
+from tealagents.state.records import ERASED_AT_ONCE, RecordStore
 from tealagents.threads.base import AgentThread, ThreadDeleted
 from tealagents.threads.message_stores import MessageStoreFactory
 from tealagents.threads.workflow import thread_of
