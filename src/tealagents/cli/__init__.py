@@ -8,7 +8,7 @@
 `listening`           the address it listens on
 `check`, `doctor`     finds mistakes in a config before anything starts (`findings`); examines a service
 `chat`                a conversation in the terminal
-`state`               the commands for operators on stored state, and `migrate`
+`state`, `migrate`    the commands for operators on stored state; updates a store's tables
 `offline`, `token`    serves the offline model; serves a local authority, and prints its tokens
 `loading`, `output`   reads a config for a command, and prints errors; checks standard output
 `help`                how `--help` shows arguments and options

@@ -62,6 +62,13 @@ def absent(store: "BaseStore") -> str:
     return f"There is no store at {store.where}: check TA_PERSISTENCE or spec.persistence."
 
 
+def warn_of_new(store: "BaseStore") -> None:
+    warn(
+        f"There was no store at {store.where}: a new one was created. Check TA_PERSISTENCE or "
+        "spec.persistence."
+    )
+
+
 def host_name(host: str) -> str:
     """The callback of `--host`. Refuses invalid names, for which a socket would raise TypeError, and an empty
     one, which would be every address of this machine."""

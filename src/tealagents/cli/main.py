@@ -23,7 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "schema": "tealagents.cli.check:schema_command",
     "chat": "tealagents.cli.chat:chat_command",
     "state": "tealagents.cli.state:state",
-    "migrate": "tealagents.cli.state:migrate_command",
+    "migrate": "tealagents.cli.migrate:migrate_command",
     "offline-model": "tealagents.cli.offline:offline_model_command",
     "authority": "tealagents.cli.token:authority_command",
     "token": "tealagents.cli.token:token_command",

@@ -58,6 +58,7 @@ PRELOADED = (
     "tealagents.cli.findings",
     "tealagents.cli.listening",
     "tealagents.cli.main",
+    "tealagents.cli.migrate",
     "tealagents.cli.new",
     "tealagents.cli.offline",
     "tealagents.cli.serve",
