@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from openapi_spec_validator import validate
+from talk import in_service
+from wire import problem
 
 from tealagents.api.v1alpha1 import openapi
 from tealagents.testing.service import agent_config, offline_service
@@ -98,6 +100,32 @@ def test_turns_continue_while_the_document_is_written(monkeypatch: pytest.Monkey
         first, second = (each.result() for each in reading)
     assert first.json()["openapi"] == second.json()["openapi"] == "3.1.0"
     assert begun == [1]
+
+
+def test_a_reader_of_the_document_whom_the_end_of_the_process_meets_is_sent_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Like every other call that the server cancels at the end of a drain: it was a 500."""
+    begun, ended = Event(), Event()
+
+    def never(*_: Any, **said: Any) -> dict[str, Any]:
+        begun.set()
+        assert ended.wait(60)
+        return {}
+
+    monkeypatch.setattr(openapi, "document", never)
+    with ThreadPoolExecutor(1) as other, offline_service() as (service, _), service.client() as ada:
+        reading = other.submit(ada.get, "/openapi.json")
+        assert begun.wait(60)
+        in_service(service, service.app.exchange.service.drain(0))
+        assert service._server is not None
+        service._server.should_exit = True
+        try:
+            answer = reading.result(60)
+        finally:
+            ended.set()
+    problem(answer, 503, "persistence_unavailable")
+    assert "retry-after" in answer.headers
 
 
 def test_only_what_is_sent_is_described() -> None:

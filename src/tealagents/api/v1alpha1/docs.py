@@ -21,9 +21,12 @@ def routes(exchange: Exchange, parts: Sequence[Routes]) -> list[BaseRoute]:
 
     async def document(_: Request) -> Response:
         nonlocal written
-        async with writing:
-            # it takes long enough for streams to stand still, were it written on the event loop
-            written = written or encode_json(await asyncio.to_thread(openapi.document, exchange, parts))
+        try:
+            async with writing:
+                # it takes long enough for streams to stand still, were it written on the event loop
+                written = written or encode_json(await asyncio.to_thread(openapi.document, exchange, parts))
+        except asyncio.CancelledError as canceled:
+            raise exchange.cut_off(canceled) from None
         return Response(written, media_type="application/json")
 
     agent, prefix = exchange.agent, exchange.prefix
