@@ -15,7 +15,7 @@ from tealagents.bootstrap import application
 from tealagents.config import load
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread, agent_config, offline_service
-from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.errors import ThreadConfigError
 
 Json = dict[str, Any]
 HERE = Path(__file__).parent

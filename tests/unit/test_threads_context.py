@@ -27,7 +27,7 @@ from tealagents.state.memories import MOST_MEMORIES, Memory, Remembered
 from tealagents.state.new_message import Earlier
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
-from tealagents.threads.components import ThreadConfigError, open_providers, open_view
+from tealagents.threads.components import open_providers, open_view
 from tealagents.threads.context import (
     Context,
     ContextProvider,
@@ -35,6 +35,7 @@ from tealagents.threads.context import (
     ProviderOptions,
     Providers,
 )
+from tealagents.threads.errors import ThreadConfigError
 from tealagents.threads.providers import (
     SEARCHED,
     Facts,

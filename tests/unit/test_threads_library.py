@@ -61,7 +61,7 @@ from tealagents.threads import (
     Upcoming,
     WorkflowThread,
 )
-from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.errors import ThreadConfigError
 from tealagents.threads.message_stores import MemoryMessages
 from tealagents.threads.reducers import TokenBudget, TokenBudgetOptions
 from tealagents.threads.summaries import Summarize, SummarizeOptions

@@ -21,8 +21,9 @@ from tealagents.domain.models import Caller, Item, Json, User
 from tealagents.state.new_message import NewMessage
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
-from tealagents.threads.components import ThreadConfigError, open_provider
+from tealagents.threads.components import open_provider
 from tealagents.threads.context import Providers
+from tealagents.threads.errors import ThreadConfigError
 from tealagents.threads.mem0 import mem0_id
 
 #: of their connections, closed when they are collected

@@ -43,7 +43,7 @@ from tealagents.threads import (
     WorkflowThread,
     message_stores,
 )
-from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.errors import ThreadConfigError
 from tealagents.threads.message_stores import MessageStoreFactory, SealedMessages
 
 pytest_plugins = ["tealagents.testing.pytest_servers"]

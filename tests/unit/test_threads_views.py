@@ -26,7 +26,8 @@ from tealagents.domain.models import FinishReason, Json, Message, TokenUsage
 from tealagents.domain.ports import ModelCall
 from tealagents.testing.models import ScriptedModel
 from tealagents.threads import LocalThread
-from tealagents.threads.components import ThreadConfigError, open_reducer, open_view
+from tealagents.threads.components import open_reducer, open_view
+from tealagents.threads.errors import ThreadConfigError
 from tealagents.threads.states import restore_context
 from tealagents.threads.tokens import counter_for, message_tokens
 from tealagents.threads.views import Part, Reducer, Upcoming, View, newest_first, parts_of

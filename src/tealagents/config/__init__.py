@@ -5,8 +5,9 @@
 - within: `file` (YAML with line numbers), `environment` (variables, `.env`, `${NAME}`), `credentials` (none
   may be in the file), `models` and `auth` (the file's keys), `settings` (the variables), `urls` (of
   stores), `problems` (errors with their places; their words come from `tealagents.mistakes`),
-  `documentation` (what each key means), `service` (file and environment put together), `skagents` and
-  `earlier` (files and variables of the earlier platform)
+  `documentation` (what each key means), `service` (file and environment put together),
+  `reading` (which file, and of which version), `skagents` and `earlier` (files and variables of the earlier
+  platform)
 
 Read by what puts a service or the library's agent together, by `telemetry`, and by the command line; neither
 a layer nor an adapter imports it. Imports what says which values may be set (`options`, `limits`, the options
@@ -21,8 +22,9 @@ from tealagents.config.models import (
     ThreadConfig,
 )
 from tealagents.config.problems import ConfigError, ConfigProblem
+from tealagents.config.reading import load
 from tealagents.config.schema import json_schema
-from tealagents.config.service import ServiceConfig, TelemetryOptions, load
+from tealagents.config.service import ServiceConfig, TelemetryOptions
 from tealagents.config.summary import summary
 from tealagents.config.urls import masked
 

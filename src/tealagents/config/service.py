@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,19 +12,16 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from tealagents.config.auth import AUTH, AuthConfig, auth_of
+from tealagents.config.auth import AUTH, AuthConfig
 from tealagents.config.credentials import credentials
-from tealagents.config.earlier import translated
 from tealagents.config.environment import (
     Environment,
     Unset,
     expand,
     expand_all,
-    read_environment,
 )
-from tealagents.config.file import Document, read_document
+from tealagents.config.file import Document
 from tealagents.config.models import (
-    API_VERSIONS,
     AgentConfig,
     ConfigFile,
     ConsoleSection,
@@ -33,11 +29,11 @@ from tealagents.config.models import (
     ThreadConfig,
 )
 from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath, Mistake
-from tealagents.config.settings import Settings, overrides, read_settings
+from tealagents.config.settings import Settings, overrides
 from tealagents.config.urls import absolute_store
 from tealagents.domain.models import Concurrency
 from tealagents.limits import Limits
-from tealagents.mistakes import did_you_mean, explain, file_reason, key_of, key_text, keys_of, model_at
+from tealagents.mistakes import did_you_mean, explain, key_of, key_text, keys_of, model_at
 from tealagents.options import FromEnvironment, OnDisconnect, Options
 
 if TYPE_CHECKING:
@@ -53,13 +49,11 @@ _Judged = TypeVar("_Judged")
 _STAND_INS = ("unset", "https://unset.invalid", "00000000-0000-0000-0000-000000000000")
 #: where there must be something, and no text fits
 _STAND_IN_NUMBER = FromEnvironment("1")
-#: characters of a value that an error repeats
-_MOST_REPEATED = 60
 #: the port for OTLP over gRPC, by convention
 _GRPC_PORT = 4317
 _CERTIFICATE: KeyPath = (*AUTH, "certificate")
-_PROVIDER: KeyPath = (*AUTH, "provider")
-_PERSISTENCE: KeyPath = ("spec", "persistence")
+PROVIDER: KeyPath = (*AUTH, "provider")
+PERSISTENCE: KeyPath = ("spec", "persistence")
 
 
 class TelemetryOptions(Options):
@@ -139,74 +133,7 @@ class ServiceConfig:
         return f"/{self.name}/{self.version}"
 
 
-_NO_GATEWAY = "gateway is for skagents files only: tasks have owners, who are identified by their tokens"
 _NO_REMOTE_PLUGINS = "needs the file that describes them; set TA_REMOTE_PLUGIN_PATH"
-
-
-def load(
-    path: Path | None = None,
-    *,
-    env: Mapping[str, str] | None = None,
-    dotenv: Path | None = Path(".env"),
-    unset: list[ConfigProblem] | None = None,
-    upgrading: bool = False,
-) -> ServiceConfig:
-    """Reads the config file at `path`, by default the one that TA_SERVICE_CONFIG names.
-
-    Variables come from `env`, by default the process's environment, and below it from the file `dotenv`.
-    Raises ConfigError with everything that is wrong, in the file and in the environment. A `${NAME}` of the
-    file that is not set is wrong, too, unless `unset` is given, a list that takes such problems. What a file
-    of the earlier platform may say only once it has been upgraded is not wrong where it is `upgrading`.
-    """
-    loading = _read(path, os.environ if env is None else env, dotenv)
-    document, problems, warnings = loading.document, loading.problems, loading.warnings
-    if str(document.data.get("apiVersion")).startswith(EARLIER):
-        from tealagents.config import skagents
-
-        return skagents.load(loading, unset, upgrading=upgrading)
-    loading.environment = translated(loading.environment, document.get(_PERSISTENCE), warnings, problems)
-    loading.apply_environment(unset)
-    if not _is_of_this_version(document, problems):
-        raise loading.error()
-    file, auth = loading.validated(ConfigFile), loading.judged(partial(auth_of, document))
-    if file is None or auth is None:
-        raise loading.error()
-    if auth.provider == GATEWAY:
-        problems.append(document.problem(_PROVIDER, _NO_GATEWAY))
-    for name in ("types_module", "gateway_secret"):
-        if getattr(loading.settings, name) is not None:
-            warnings.append(f"TA_{name.upper()}: has no effect: it is for skagents files only")
-    warnings += unknown_keys(file, document)
-    loading.check_remote_plugins(file.spec.agent, ("spec", "agent"))
-    loading.check_names(file)
-    config = combined(file, auth, loading)
-    if problems:
-        raise loading.error()
-    return config
-
-
-def _read(path: Path | None, env: Mapping[str, str], dotenv: Path | None) -> "Loading":
-    """The environment, and the file that it or `path` names."""
-    problems: list[ConfigProblem] = []
-    warnings: list[str] = []
-    try:
-        os.getcwd()
-    except OSError as error:  # it has been deleted; relative paths and `.env` are looked for there
-        message = f"the working directory cannot be used: {file_reason(error)}; start in another one"
-        raise ConfigError([ConfigProblem(None, None, "", message)]) from None
-    environment = read_environment(env, dotenv, problems)
-    settings = read_settings(environment, problems, warnings)
-    path = path or settings.service_config
-    if path is None:
-        message = "is not set, and no config file was named; `tealagents new NAME` creates one"
-        raise ConfigError([*problems, ConfigProblem(None, None, "TA_SERVICE_CONFIG", message)])
-    try:
-        document = read_document(path, problems)
-    except ConfigError as error:
-        raise ConfigError([*problems, *error.problems]) from None
-    loading = Loading(document, settings, environment, problems, warnings)
-    loading.expand_version()
-    return loading
 
 
 @dataclass
@@ -239,7 +166,7 @@ class Loading:
         if isinstance(provider := document.get(AUTH), str):  # so that variables can say more of it
             document.put(AUTH, {"provider": provider})
         wins = overrides(environment)
-        named, chosen = document.get(_PROVIDER), environment.get("TA_AUTH")
+        named, chosen = document.get(PROVIDER), environment.get("TA_AUTH")
         with suppress(ValueError):  # which provider the file names is not known
             if chosen and named is not None and expand(str(named), environment) != chosen:
                 document.remove((*AUTH, "options"))  # they are those of the provider that the file names
@@ -322,33 +249,17 @@ def _is_short_of_valid_items(error: ErrorDetails) -> bool:
     return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
 
-def _is_of_this_version(document: Document, problems: list[ConfigProblem]) -> bool:
-    """Whether the file can be judged by this structure; if its version is another, that is a problem."""
-    version = document.data.get("apiVersion")
-    if version is None or version in API_VERSIONS:
-        return True
-    known = ", ".join((*API_VERSIONS, f"{EARLIER}v1", f"{EARLIER}v2alpha1"))
-    message = f"{_short(version)} is not known; known: {known}{did_you_mean(str(version), API_VERSIONS)}"
-    problems.append(document.problem(("apiVersion",), message))
-    return False
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return repr(text if len(text) <= _MOST_REPEATED else f"{text[:_MOST_REPEATED]}…")
-
-
 def _resolve_paths(
     document: Document, base: Path, problems: list[ConfigProblem], only: Container[KeyPath] | None = None
 ) -> None:
     """Makes paths independent of the working directory: all, or those of some keys only."""
-    url, certificate = document.get(_PERSISTENCE), document.get(_CERTIFICATE)
-    if isinstance(url, str) and (only is None or _PERSISTENCE in only):
+    url, certificate = document.get(PERSISTENCE), document.get(_CERTIFICATE)
+    if isinstance(url, str) and (only is None or PERSISTENCE in only):
         try:
-            document.put(_PERSISTENCE, absolute_store(url, base))
+            document.put(PERSISTENCE, absolute_store(url, base))
         except ValueError as error:
-            if _PERSISTENCE not in document.unset:
-                problems.append(document.problem(_PERSISTENCE, str(error)))
+            if PERSISTENCE not in document.unset:
+                problems.append(document.problem(PERSISTENCE, str(error)))
     if isinstance(certificate, str) and (only is None or _CERTIFICATE in only):
         path = os.path.normpath(base / certificate)
         document.put(_CERTIFICATE, path)

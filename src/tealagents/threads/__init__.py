@@ -17,7 +17,7 @@
 `mem0`             the provider that uses Mem0
 `model_faults`     what a faulty model client raised, as an error of the request
 `states`           what reducers and providers keep in a thread, as far as it can be stored
-`components`       creates the reducers and providers that a config names
+`components`       creates the reducers and providers that a config names; `errors`: why it cannot
 =================  =====================================================================================
 
 Imports `domain` and `state`, and the single modules `disk`, `opening`, `registry` and `unwinding`; used by

@@ -2,22 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tealagents.domain.models import Json
-from tealagents.mistakes import Misconfigured
 from tealagents.registry import Registry
+from tealagents.threads.context import ContextProvider, Providers
+from tealagents.threads.errors import ThreadConfigError
 from tealagents.threads.views import Preparable, Reducer, View
-
-if TYPE_CHECKING:
-    from tealagents.threads.context import ContextProvider, Providers
 
 #: a name and its options, as the config gives them
 Component = tuple[str, Json]
-
-
-class ThreadConfigError(Misconfigured):
-    """A config that cannot be used for threads. The text says what to do instead."""
 
 
 REDUCERS = Registry(
@@ -85,20 +78,16 @@ def open_reducer(name: str, options: Json, folder: Path | None = None) -> Reduce
     return made
 
 
-def open_providers(components: Sequence[Component], folder: Path | None = None) -> "Providers":
+def open_providers(components: Sequence[Component], folder: Path | None = None) -> Providers:
     """The providers that a config names, not entered yet. `ThreadConfigError` if one cannot be created."""
-    from tealagents.threads.context import Providers
-
     return Providers([open_provider(*each, folder) for each in components])
 
 
-def open_provider(name: str, options: Json, folder: Path | None = None) -> "ContextProvider":
+def open_provider(name: str, options: Json, folder: Path | None = None) -> ContextProvider:
     """The provider called `name`: one of `PROVIDERS.known()`, or `module:Class`.
 
     `ThreadConfigError` if it does not exist or does not take these options.
     """
-    from tealagents.threads.context import ContextProvider
-
     found = PROVIDERS.find(name, folder)
     if not (isinstance(found, type) and issubclass(found, ContextProvider)):
         raise ThreadConfigError(f"{name!r} is not a context provider: it must extend ContextProvider.")

@@ -35,7 +35,7 @@ from tealagents.domain.tool_specs import NAME_RULE, VALID_NAME, flaw
 from tealagents.opening import Held
 from tealagents.state.memories import Memory
 from tealagents.state.new_message import message_of
-from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.errors import ThreadConfigError
 from tealagents.threads.states import restore_states
 from tealagents.threads.views import Report, Stopwatch
 from tealagents.unwinding import Overdue, unwound, within

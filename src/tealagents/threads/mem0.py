@@ -18,8 +18,8 @@ from pydantic import Field
 from tealagents.disk import make_folders
 from tealagents.domain.models import Json, Message, User
 from tealagents.domain.texts import bounded
-from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.context import Context, ContextProvider, Invocation, ProviderOptions
+from tealagents.threads.errors import ThreadConfigError
 
 #: characters of one memory that are added to the instructions
 MOST_CHARACTERS = 2000

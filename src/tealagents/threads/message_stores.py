@@ -24,7 +24,7 @@ from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable
 from tealagents.domain.models import Item, Json, Message
 from tealagents.domain.ports import SEALED
-from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.errors import ThreadConfigError
 
 T = TypeVar("T")
 

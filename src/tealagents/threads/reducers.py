@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tealagents.domain import ids
 from tealagents.domain.models import Item, Message
 from tealagents.domain.ports import Model
-from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.errors import ThreadConfigError
 from tealagents.threads.model_faults import faults_of
 from tealagents.threads.tokens import (
     ESTIMATE,
