@@ -16,7 +16,8 @@ from tealagents.domain.models import ToolCall
 from tealagents.domain.ports import Commit, Put, Record, Store, WrappedStore
 from tealagents.engine.approvals import Command
 from tealagents.state import codec, keys
-from tealagents.state.dump import ATTEMPTS, FORMAT, Exporter, Importer, Refused
+from tealagents.state.dump import ATTEMPTS, FORMAT, Exporter
+from tealagents.state.dump_import import Importer, Refused
 from tealagents.state.inventory import Inventory
 from tealagents.state.new_message import Key
 from tealagents.stores import sealed

@@ -38,7 +38,7 @@ Nothing that has been written to a log is ever rewritten.
 `session_deletion` the stages of deleting a session with its tasks
 `removal`          a task's tombstone, and the removal of its records page by page
 `inventory`        the state of all users: for the operator's commands, as are the next three
-`dump`             exports all state as lines of JSON, and imports it into another store
+`dump`             exports all state as lines of JSON; `dump_import`: into another store
 `pruning`          erases old tasks, or everything of one user
 `audit`            verifies logs entry by entry
 =================  =============================================================================

@@ -13,7 +13,8 @@ from tealagents.config import ServiceConfig
 from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable
 from tealagents.mistakes import file_reason
-from tealagents.state.dump import NoTemporaryFile, Refused
+from tealagents.state.dump import NoTemporaryFile
+from tealagents.state.dump_import import Refused
 from tealagents.state.erasing import Eraser
 from tealagents.state.records import RecordStore
 from tealagents.state.tasks import TaskRules, Tasks

@@ -19,7 +19,8 @@ from tealagents.cli.state.opening import OpenedState, load_checked, run_on
 from tealagents.cli.state.reporting import DryRun, count_text, progress, show_problems, warn_if_none
 from tealagents.domain import ids
 from tealagents.mistakes import file_reason
-from tealagents.state.dump import Exporter, Importer, NoTemporaryFile
+from tealagents.state.dump import Exporter, NoTemporaryFile
+from tealagents.state.dump_import import Importer
 
 #: errors of a file that cannot grow, which reading never reports
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
