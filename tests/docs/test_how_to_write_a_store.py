@@ -1,6 +1,7 @@
 """The store of `docs/how-to-write-a-store.md`, run as it is printed there."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +28,17 @@ def printed(*blocks: str) -> ModuleType:
 TestNotebookStore = printed(STORE, TEST).TestNotebookStore
 #: fewer than the default, because it writes everything anew each time
 TestNotebookStore.examples = 50
+
+
+def test_a_failure_shows_what_was_compared(tmp_path: Path) -> None:
+    """The author of a store that breaks a promise reads in pytest's output what the suite expected."""
+    broken = STORE.replace("reverse=reverse)\n", "reverse=False)\n")
+    assert broken != STORE
+    (tmp_path / "test_broken.py").write_text(broken + TEST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "scans_are_ordered"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert re.search(r"AssertionError: assert \[.*\] == \[", run.stdout), run.stdout
 
 
 async def test_the_url_of_the_page(tmp_path: Path) -> None:

@@ -24,3 +24,10 @@ The model service for tests is `tealagents.llm.offline`. This package may import
 demos, benchmarks and the commands `authority` and `token` import it. The modules for pytest need the extra
 `testing`.
 """
+
+import sys
+
+if pytest := sys.modules.get("pytest"):
+    # pytest shows what an assertion compared only in tests and in modules that are named before their import
+    for _suite in ("stores", "store_histories", "store_links", "store_steps", "store_watches"):
+        pytest.register_assert_rewrite(f"{__name__}.{_suite}")
