@@ -736,6 +736,7 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
         ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("import semantic_kernel.memory\n", "imports semantic_kernel.memory of the earlier platform"),
         ("class P(Plugin):\n    pass\n", "P: the plugin has no tool: mark a method with @tool"),
+        ("@tool\ndef P(x: int): 'x'\n", "P is a function outside a class. Make it a method of a class"),
         (
             "class P(Plugin):\n    def __init__(self, x): pass\n    @tool\n    def f(self): 'x'\n",
             "P: the plugin cannot be made without arguments: TypeError",

@@ -186,6 +186,11 @@ def _plugin_class(module: ModuleType, name: str, file: Path) -> type[Any]:
         raise ToolsetError(
             f"{file.name}: the class {name} is not a plugin: derive it from tealagents.plugins.Plugin."
         )
+    if hasattr(getattr(module, name, None), TOOL_MARK):
+        raise ToolsetError(
+            f"{file.name}: {name} is a function outside a class. Make it a method of a class that extends "
+            "tealagents.plugins.Plugin, and list the class."
+        )
     if hasattr(module, name):
         raise ToolsetError(
             f"{file.name}: {name} is not a class. A plugin that a function makes has to become a class whose "
