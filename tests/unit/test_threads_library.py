@@ -218,6 +218,15 @@ def test_an_option_of_another_kind_is_named(make: MakeAgent, tmp_path: Path) -> 
     given = {"TA_LOG_LEVEL": 1}
     with pytest.raises(InvalidRequest, match="env: TA_LOG_LEVEL must be text, not int"):
         Agent.from_config(tmp_path / "config.yaml", env=given, dotenv=None)
+    for given in ({"path": {}}, {"path": "config.yaml", "dotenv": True}):
+        with pytest.raises(InvalidRequest, match=r"(path|dotenv): must be the path of a file, not"):
+            Agent.from_config(**given)
+    given = "TA_LOG_LEVEL=INFO"
+    with pytest.raises(InvalidRequest, match="env: must be a mapping, not str"):
+        Agent.from_config(tmp_path / "config.yaml", env=given)
+    given = "config.yaml"
+    with pytest.raises(InvalidRequest, match=r"config: .* not str: use Agent\.from_config\(path\)"):
+        Agent(given)
 
 
 async def test_an_agent_needs_no_context_manager(make: MakeAgent) -> None:

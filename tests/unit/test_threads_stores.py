@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -636,6 +636,18 @@ async def test_one_abstraction_keeps_every_kind(url: str, make: Callable[[], Loc
             with pytest.raises(NotFound):
                 await threads.load(thread.thread_id)
             assert [each async for each in threads.list()] == []
+
+
+async def test_what_is_no_thread_or_no_name_is_reported(url: str) -> None:
+    """An agent in the place of its name, and an id in the place of a thread, as `load` takes it."""
+    given: Any = LocalThread()
+    async with open_store(url) as store:
+        with pytest.raises(InvalidRequest, match="agent: must be the agent's name, not LocalThread"):
+            ThreadStore(store, given)
+        threads, given = ThreadStore(store, "Tester"), given.thread_id
+        for call in (threads.save, threads.delete):
+            with pytest.raises(InvalidRequest, match=r"thread: must be a thread, .* not str"):
+                await call(given)
 
 
 @pytest.mark.parametrize("make", [small, large])

@@ -20,6 +20,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from hashlib import sha256
+from os import PathLike
 from pathlib import Path
 from typing import Self
 
@@ -72,8 +73,8 @@ class Agent:
         the config."""
         from tealagents.parts import message_stores_of, providers_of, store_of, view_of
 
+        self.config = _checked(config)
         _check_functions(approve=approve, message_stores=message_stores)
-        self.config = config
         #: of the configuration: threads used with another one are not continued
         self.fingerprint = fingerprint_of(config)
         #: makes the message store of each local thread, encrypted if a key is set; None: threads have none
@@ -115,6 +116,11 @@ class Agent:
     ) -> Self:
         """The agent of a config file; `ConfigError` with everything that is wrong in it, `InvalidRequest` or
         `ThreadConfigError` for an argument of another kind."""
+        _check_place("path", path)
+        if dotenv is not None:
+            _check_place("dotenv", dotenv)
+        if not isinstance(env, Mapping | None):
+            raise InvalidRequest("env", f"must be a mapping, not {type(env).__name__}")
         for name, value in (env or {}).items():
             if not isinstance(value, str):
                 raise InvalidRequest("env", f"{name} must be text, not {type(value).__name__}")
@@ -372,6 +378,20 @@ class Conversations:
     async def delete_remote(self, remote_id: str) -> None:
         async with self._client() as client:
             await client.delete_remote(remote_id)
+
+
+def _checked(config: object) -> ServiceConfig:
+    """The config; `InvalidRequest` for anything else, such as the path of its file."""
+    if not isinstance(config, ServiceConfig):
+        what = type(config).__name__
+        raise InvalidRequest("config", f"must be a loaded config, not {what}: use Agent.from_config(path)")
+    return config
+
+
+def _check_place(name: str, value: object) -> None:
+    """`InvalidRequest` for what is no path of a file."""
+    if not isinstance(value, str | PathLike):
+        raise InvalidRequest(name, f"must be the path of a file, not {type(value).__name__}")
 
 
 def _check_functions(**given: object) -> None:

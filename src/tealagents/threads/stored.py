@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from tealagents.domain import ids
 from tealagents.domain.clock import SystemClock
-from tealagents.domain.errors import Conflict, CorruptState, NotFound
+from tealagents.domain.errors import Conflict, CorruptState, InvalidRequest, NotFound
 from tealagents.domain.models import Json
 from tealagents.domain.ports import SEALED, Store
 from tealagents.state import keys
@@ -45,6 +45,9 @@ class ThreadStore:
     """
 
     def __init__(self, store: Store, agent: str) -> None:
+        """`agent` is its name. `InvalidRequest` if it is something else, such as the agent itself."""
+        if not isinstance(agent, str):
+            raise InvalidRequest("agent", f"must be the agent's name, not {type(agent).__name__}")
         self._records = RecordStore(store, agent, SystemClock())
         self._partition = keys.threads(agent)
         self._key_checked = False
@@ -54,6 +57,7 @@ class ThreadStore:
 
         `CorruptState` if the stored threads are encrypted and the key is not set.
         """
+        _check_thread(thread)
         await self._check_key()
         document = thread.document()
         name = keys.plain(thread.thread_id)
@@ -133,6 +137,7 @@ class ThreadStore:
 
     async def delete(self, thread: AgentThread) -> None:
         """Erases a thread here, and wherever its messages are kept."""
+        _check_thread(thread)
         name = keys.plain(thread.thread_id)
         key = keys.THREADS + name
         with suppress(ThreadDeleted):  # by an earlier attempt that got no further
@@ -156,3 +161,9 @@ class ThreadStore:
         """Erases the chunks of a version that was not saved or has been replaced."""
         if old is not None:
             await self._records.delete(self._partition, old.keys(name))
+
+
+def _check_thread(thread: object) -> None:
+    """`InvalidRequest` for what is no thread, such as the id of one, which does not say where it is kept."""
+    if not isinstance(thread, AgentThread):
+        raise InvalidRequest("thread", f"must be a thread, as `load` returns it, not {type(thread).__name__}")
