@@ -10,7 +10,7 @@ from pydantic import BaseModel
 import tealagents.threads
 from tealagents.agent import Agent
 from tealagents.domain import errors
-from tealagents.threads import LocalThread, ProviderOptions, RedisMessages
+from tealagents.threads import LocalThread, MessageStore, ProviderOptions, RedisMessages
 from tealagents.threads.components import PROVIDERS, REDUCERS
 from tealagents.threads.reducers import ReducerOptions
 
@@ -58,6 +58,17 @@ def test_the_parameters_of_an_agent_and_of_a_message_store_are_on_the_page() -> 
         str(each.replace(annotation=each.empty)).replace("'", '"') for each in signature.parameters.values()
     ]
     assert f"RedisMessages({', '.join([*names[:2], '*', *names[2:]])})" in LIBRARY
+
+
+def test_the_page_says_what_a_message_store_has_and_which_of_it_is_async() -> None:
+    """With the protocol's name, so that an author finds the rest of the contract."""
+    members = {name for name in vars(MessageStore) if not name.startswith("_")}
+    awaited = {name for name in members if inspect.iscoroutinefunction(getattr(MessageStore, name))}
+    [plain, after] = re.findall(
+        r"`MessageStore` of `tealagents\.threads`:([^.]+) the\sasync([^.]+)\.", LIBRARY
+    )[0]
+    assert set(re.findall(r"`(\w+)`", plain)) == members - awaited
+    assert set(re.findall(r"`(\w+)`", after)) == awaited
 
 
 def test_what_the_page_names_of_a_thread_is_there() -> None:

@@ -1,10 +1,12 @@
 """Opening a client by its name, and what its options refuse."""
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
@@ -81,6 +83,19 @@ async def test_a_class_of_ones_own_is_named_by_its_place() -> None:
     assert (model.options.volume, model.name) == (3, "macaw")
     async with model:
         assert text_of(await events(model)) == "hello"
+
+
+def test_the_options_of_the_page_are_set_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option that a client's class adds is given to `open_model`, with the client of the page."""
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    [code] = re.findall(r"```python\n([^`]*class Parrot:.*?)```", page, re.DOTALL)
+    [name, text] = re.findall(r'`open_model\("(parrot:Parrot)", ([^`]*)\)`', page)[0]
+    module = ModuleType("parrot")
+    monkeypatch.setitem(sys.modules, "parrot", module)
+    exec(compile(code, "models.md", "exec"), module.__dict__)
+    options = dict(each.split("=") for each in text.replace('"', "").split(", "))
+    model: Any = open_model(name, **{**options, "volume": int(options["volume"])})
+    assert (model.name, model._volume) == ("macaw", 2)
 
 
 def test_an_installed_client_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
