@@ -70,6 +70,14 @@ async def test_async_and_sync_tools_answer_alike(shapes: Mapping[str, Tool]) -> 
     assert await call(shapes, "Shapes-late") == "later"
 
 
+async def test_an_async_tool_may_return_what_another_function_awaits(tmp_path: Path) -> None:
+    """As a tool that is not async may: without it, the model is sent the text of a coroutine object."""
+    helper = "async def helper(): return 'found'\n"
+    for kind in ("async def", "def"):
+        tool = f"class P(Plugin):\n    @tool\n    {kind} f(self):\n        'x'\n        return helper()\n"
+        assert await call(loaded(tmp_path, helper + tool), "P-f") == "found"
+
+
 async def test_models_and_containers_become_json(shapes: Mapping[str, Tool]) -> None:
     """Pydantic models, data classes, enums and containers are returned as JSON, in plain characters."""
     answer = json.loads(

@@ -36,7 +36,7 @@ async def run_method(
     try:
         with ungrouped():
             if is_async(method):
-                return to_text(await method(**arguments), nothing=nothing)
+                return to_text(await _result(method, arguments), nothing=nothing)
             # turning a large result into text takes time as well, so it is done in the thread
             work = partial(_text_or_awaitable, method, arguments, nothing)
             result = await pool.run(work, name, (context.tenant_id, context.user_id))
@@ -63,6 +63,12 @@ async def run_method(
 def is_async(method: Callable[..., Any]) -> bool:
     """Whether a method is a coroutine function below its decorators, and so awaited on the event loop."""
     return inspect.iscoroutinefunction(inspect.unwrap(method))
+
+
+async def _result(method: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """What an async method returns. Of `return helper()`, where `helper` is async, that is its result."""
+    result = await method(**arguments)
+    return await result if inspect.isawaitable(result) else result
 
 
 def _text_or_awaitable(
