@@ -63,6 +63,7 @@ def absent(store: "BaseStore") -> str:
 
 
 def warn_of_new(store: "BaseStore") -> None:
+    """Warns that a store was created: it may be that the path of another one was mistyped."""
     warn(
         f"There was no store at {store.where}: a new one was created. Check TA_PERSISTENCE or "
         "spec.persistence."

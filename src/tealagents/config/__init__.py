@@ -11,7 +11,7 @@
 
 Read by what puts a service or the library's agent together, by `telemetry`, and by the command line; neither
 a layer nor an adapter imports it. Imports what says which values may be set (`options`, `limits`, the options
-of adapters), `mistakes`, and `outbound.addresses`.
+of adapters, `domain.models`), `mistakes`, and `outbound.addresses`.
 """
 
 from tealagents.config.models import (

@@ -16,7 +16,9 @@ TOOL_SEPARATOR = "-"
 Role = Literal["user", "assistant", "tool"]
 Status = Literal["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"]
 Action = Literal["approve", "reject"]
+#: what a task does with a message while a request runs on it
 Concurrency = Literal["reject", "enqueue", "interrupt", "rollback"]
+#: ratings of tools, for those who decide on their calls
 Cost = Literal["low", "medium", "high"]
 Sensitivity = Literal["public", "proprietary", "confidential", "sensitive"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "refusal"]

@@ -46,7 +46,7 @@ async def send(store: Store, clock: Clock, partition: str, commit: Commit, marke
 async def send_deletion(store: Store, clock: Clock, partition: str, commit: Commit) -> None:
     """Sends a commit that only deletes. Deleting twice is harmless, so it is repeated until a reply comes.
 
-    Raises as `send`.
+    Raises `Conflict`, and `PersistenceUnavailable` as `send` does.
     """
     try:
         await store.commit(partition, commit)

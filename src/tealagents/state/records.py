@@ -176,7 +176,7 @@ class RecordStore:
 
         Raises `Conflict`; `CorruptState` if a log continues beyond its head's tail; `Headless` if a large
         record's task has no head yet; `PersistenceUnavailable` if the store is unavailable, or does not
-        report the outcome of the commit within `RESOLVE_SECONDS`.
+        report the outcome of the commit in time (`commits`).
         """
         commit = Commit(
             operation=operation or ids.operation_id(),
