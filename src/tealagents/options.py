@@ -258,4 +258,6 @@ ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
 
 OnDisconnect = Literal["continue", "cancel"]
 ThreadKind = Literal["local", "remote"]
+#: how the service gets tokens for Azure OpenAI
+AzureIdentity = Literal["client_secret", "certificate", "managed_identity", "workload_identity"]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_upper)]

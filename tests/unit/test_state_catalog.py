@@ -1,14 +1,15 @@
 """Lists: one damaged record never fails them, and they show nothing that is gone."""
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from engine_setup import ADA, Process, Scripted, calls, damage, fails, noting, process, says
+from engine_setup import ADA, EVE, Process, Scripted, calls, damage, fails, noting, process, says
 
 from tealagents.domain.errors import CorruptState
-from tealagents.domain.models import Approval, Head, RequestRecord, Session, ToolCall
-from tealagents.domain.ports import Record, Store
+from tealagents.domain.models import Approval, Caller, Head, RequestRecord, Session, ToolCall
+from tealagents.domain.ports import Commit, Record, Store, WrappedStore
 from tealagents.engine.approvals import Command
 from tealagents.state import keys, latest
 from tealagents.state.catalog import Damaged
@@ -122,6 +123,33 @@ async def test_pauses_not_decided_in_time_are_listed_as_expired() -> None:
         assert await listed("expired") == expired
         assert await listed("pending") == pending
         assert await listed(None) == pending + expired
+
+
+class Meeting(WrappedStore):
+    """Once there is a `meeting`, a commit begins only together with another one."""
+
+    shared = True
+    meeting: asyncio.Barrier | None = None
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        if self.meeting:
+            await asyncio.wait_for(self.meeting.wait(), 30)
+        await self.store.commit(partition, commit)
+
+
+@pytest.mark.parametrize("owners", [[ADA, ADA], [ADA, EVE]])
+async def test_lists_end_what_is_due_on_several_tasks_at_once(owners: list[Caller]) -> None:
+    """After a crash a page may have as many unfinished tasks as lines, and each end is a commit."""
+    clock = ShiftedClock()
+    store = Meeting(MemoryStore(clock=lambda: clock.now().timestamp()))
+    async with process(store, Scripted(), noting([], governed=True), clock=clock, lease_seconds=1e9) as here:
+        for caller in owners:
+            here.model.answers = [calls(ToolCall("c1", "Shell-delete", "{}"))]
+            await here.ask(caller=caller)
+        clock.shift = timedelta(seconds=here.tasks.rules.approval_expiry_seconds + 1)
+        store.meeting = asyncio.Barrier(2)
+        page = await here.catalog.inbox("mock", status="expired", cursor=None, limit=50)
+        assert [type(item) for item in page.items] == [Approval, Approval]
 
 
 async def test_requests_whose_end_was_due_are_found_by_how_they_ended() -> None:

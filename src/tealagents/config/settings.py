@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 
@@ -20,6 +20,7 @@ from tealagents.limits import Limits
 from tealagents.mistakes import did_you_mean, explain
 from tealagents.options import (
     Authority,
+    AzureIdentity,
     EncryptionKey,
     ExistingFile,
     Flag,
@@ -64,9 +65,7 @@ class Settings(Options):
     """Version of Azure's dated API (`api-version`). Unset: Azure's `/openai/v1/`, which needs none."""
     azure_deployment: Text | None = None
     """Deployment at Azure, if its name is not the model's."""
-    azure_credential: (
-        Literal["client_secret", "certificate", "managed_identity", "workload_identity"] | None
-    ) = None
+    azure_credential: AzureIdentity | None = None
     """How the service gets tokens for Azure OpenAI, instead of a key."""
     azure_tenant_id: Tenant | None = None
     """Tenant of that identity. Unset: `AZURE_TENANT_ID`."""

@@ -239,13 +239,17 @@ class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
     imported: bool = False
 
 
+#: how a tool call ended; `unknown`: whether it took effect is not known
+ToolEnd = Literal["done", "failed", "unknown"]
+
+
 class ToolOutcome(Struct, frozen=True):
     """The known outcome of one tool call of a request that did not complete."""
 
     call_id: str
     tool: str
     arguments: str
-    outcome: Literal["done", "failed", "unknown"]
+    outcome: ToolEnd
 
 
 class RequestEnd(Struct, frozen=True, kw_only=True, tag="end", omit_defaults=True):

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain import paths
-from tealagents.domain.models import Head, Message
+from tealagents.domain.models import Head, Message, ToolEnd
 from tealagents.domain.ports import Model
 from tealagents.state.history import ARGUMENTS_SHOWN
 from tealagents.threads.model_faults import faults_of
@@ -183,7 +183,11 @@ def context_note(user_context: dict[str, str]) -> str:
 
 def effects_note(head: Head) -> str | None:
     """A note for the model with each tool call of unanswered requests and its outcome; None: no calls."""
-    words = {"done": "it was done", "failed": "it failed", "unknown": "its outcome is unknown"}
+    words: dict[ToolEnd, str] = {
+        "done": "it was done",
+        "failed": "it failed",
+        "unknown": "its outcome is unknown",
+    }
     lines = [
         f"- {_line(tool.tool)} {_line(tool.arguments)} ({_line(tool.call_id)}): {words[tool.outcome]}"
         for tool in paths.effects_on_path(head)

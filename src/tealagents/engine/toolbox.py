@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import is_
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -33,7 +33,7 @@ from tealagents.domain.json_limits import (
     too_many,
     too_slow,
 )
-from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Deferred, Json, ToolCall, User
+from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Deferred, Json, ToolCall, ToolEnd, User
 from tealagents.domain.ports import (
     Checking,
     Delegation,
@@ -77,7 +77,7 @@ class ToolOutput(Struct, frozen=True):
     unknown: bool = False
 
     @property
-    def outcome(self) -> Literal["done", "failed", "unknown"]:
+    def outcome(self) -> ToolEnd:
         """The outcome that later requests learn of if this one ends without an answer."""
         if self.unknown:
             return "unknown"

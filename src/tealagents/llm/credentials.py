@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -36,6 +36,7 @@ from pydantic_core import ErrorDetails
 from tealagents.domain.errors import ModelFailed, RunFailure
 from tealagents.llm.failures import quoted
 from tealagents.llm.options import TokenProvider
+from tealagents.options import AzureIdentity
 from tealagents.outbound.addresses import is_loopback
 
 if TYPE_CHECKING:
@@ -60,8 +61,6 @@ NO_CREDENTIAL = "No token for the model service"
 
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 
-Kind = Literal["client_secret", "certificate", "managed_identity", "workload_identity"]
-
 #: option → the environment variables that it is read from; the first one that is set counts
 ENVIRONMENT = {
     "tenant_id": ("TA_AZURE_TENANT_ID", "AZURE_TENANT_ID"),
@@ -73,7 +72,7 @@ ENVIRONMENT = {
     "scope": ("TA_AZURE_SCOPE",),
 }
 
-_NEEDED: Mapping[Kind, tuple[str, ...]] = {
+_NEEDED: Mapping[AzureIdentity, tuple[str, ...]] = {
     "client_secret": ("tenant_id", "client_id", "client_secret"),
     "certificate": ("tenant_id", "client_id", "certificate_path"),
     "managed_identity": (),
@@ -86,7 +85,7 @@ class AzureCredentialOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    kind: Kind
+    kind: AzureIdentity
     tenant_id: str | None = None
     #: of the application, or of a user-assigned managed identity
     client_id: str | None = None

@@ -9,6 +9,7 @@ Nothing that has been written to a log is ever rewritten.
 `audit_chain`      the audit's hash chain: canonical JSON, SHA-256 or HMAC
 `commits`          sends commits; finds the outcome of one whose reply was lost
 `records`          reads and commits records; `out_of_line`: where large ones are kept
+`batches`          calls of the store, a few at the same time
 `owner_directory`  finds the owner of an id
 `workers`          one lease per process; dead workers; signals between processes
 `transitions`      every change of a task, decided purely

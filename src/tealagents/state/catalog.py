@@ -6,13 +6,14 @@ damaged is listed as such and never fails the list.
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from msgspec import Struct
 
 from tealagents.domain.errors import CorruptState, NotFound
 from tealagents.domain.models import Approval, Deleting, Head, RequestRecord, Session, User
 from tealagents.domain.ports import Record
-from tealagents.state import keys
+from tealagents.state import batches, keys
 from tealagents.state.codec import unseal
 from tealagents.state.records import Stored, no_session
 from tealagents.state.tasks import Tasks
@@ -62,23 +63,39 @@ class Catalog:
         """
         read = await self._read(partition, [keys.DELETING, *map(keys.task, names)])
         deleting = self._records.open(partition, keys.DELETING, _readable(read[0]), Deleting)
-        return [
-            await self._head(partition, name, record, deleting)
+        there = {
+            name: self._there(partition, name, record, deleting)
             for name, record in zip(names, read[1:], strict=True)
-        ]
+        }
+        busy = {
+            name: head for name, head in there.items() if isinstance(head, Stored) and not head.value.idle
+        }
+        there.update(
+            zip(busy, await batches.each(partial(self._current, partition), [*busy.values()]), strict=True)
+        )
+        found = [there[name] for name in names]
+        return [head.value if isinstance(head, Stored) else head for head in found]
 
-    async def _head(
+    def _there(
         self, partition: str, task_id: str, record: Found, deleting: Stored[Deleting] | None
-    ) -> Head | Damaged | None:
+    ) -> Stored[Head] | Damaged | None:
+        """A task as it was read; None if it is gone."""
         try:
             opened = self._records.open(partition, keys.task(task_id), _readable(record), Head)
-            found = self._tasks.present(opened, task_id, deleting)
-            stored = await self._tasks.end_due(partition, found, reading=True)
+            return self._tasks.present(opened, task_id, deleting)
         except NotFound:
             return None
         except CorruptState as error:
             return Damaged(task_id, error)
-        return stored.value
+
+    async def _current(self, partition: str, found: Stored[Head]) -> Stored[Head] | Damaged | None:
+        """A task after what was due on it has ended; None if it is gone."""
+        try:
+            return await self._tasks.end_due(partition, found, reading=True)
+        except NotFound:
+            return None
+        except CorruptState as error:
+            return Damaged(found.value.task_id, error)
 
     async def sessions(self, partition: str, *, cursor: str | None, limit: int) -> CatalogPage:
         """Sessions (or `Damaged`)."""
@@ -136,8 +153,8 @@ class Catalog:
                 listed[name] = Damaged(name, error)
             else:
                 names[self._records.partition(owner)].append(name)
-        for partition, theirs in names.items():
-            listed.update(await self._approvals(partition, theirs, status))
+        for theirs in await batches.each(lambda of: self._approvals(*of, status), [*names.items()]):
+            listed.update(theirs)
         pauses = [pause for pause in listed.values() if pause is not None]
         return CatalogPage(pauses, found[limit - 1][0] if len(found) > limit else None)
 

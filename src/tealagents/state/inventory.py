@@ -4,7 +4,6 @@ Heads are read as they are stored: what is due is not ended, and only `claim` wr
 reported, and never keep the others from being read.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import suppress
@@ -15,7 +14,7 @@ from msgspec import Struct, field
 from tealagents.domain.errors import Conflict, CorruptState
 from tealagents.domain.models import Deleting, Head, Session, User, Worker
 from tealagents.domain.ports import SEALED, Record
-from tealagents.state import keys
+from tealagents.state import batches, keys
 from tealagents.state.codec import unseal
 from tealagents.state.owner_directory import Owners
 from tealagents.state.records import RecordStore, Stored
@@ -27,8 +26,6 @@ Progress = Callable[[int, int], None]
 
 #: records per partition that are read to check the encryption key
 LOOKED_AT = 10
-#: partitions read at once: each takes a connection, and a server may allow only a few
-TOGETHER = 4
 
 
 class Found(Struct, frozen=True):
@@ -110,15 +107,13 @@ class Inventory:
     async def _looked_at(self, places: list[str], prefix: str) -> tuple[bool, tuple[str, str] | None]:
         """Whether any record of these partitions opens; and the partition and key of one that does not."""
         store, opened, refused = self._records.store, False, None
-        for start in range(0, len(places), TOGETHER):
-            some = places[start : start + TOGETHER]
-            pages = await asyncio.gather(*(store.scan(place, prefix, limit=LOOKED_AT) for place in some))
-            for partition, page in zip(some, pages, strict=True):
-                for key, record in page:
-                    if record.value.startswith(SEALED):
-                        refused = partition, key
-                    else:
-                        opened = True
+        pages = await batches.each(lambda place: store.scan(place, prefix, limit=LOOKED_AT), places)
+        for partition, page in zip(places, pages, strict=True):
+            for key, record in page:
+                if record.value.startswith(SEALED):
+                    refused = partition, key
+                else:
+                    opened = True
         return opened, refused
 
     async def owners(self) -> list[User]:

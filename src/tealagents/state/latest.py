@@ -6,13 +6,14 @@ are read for each page.
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from msgspec import Struct
 
 from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound
 from tealagents.domain.models import ENDED, Head, RequestRecord
-from tealagents.state import keys
+from tealagents.state import batches, keys
 from tealagents.state.catalog import Catalog, Damaged
 from tealagents.state.tasks import Tasks
 
@@ -65,7 +66,7 @@ async def page(
     found = await _latest(tasks, partition, wanted)
     due = [each for each in found if behind is None or each < behind]
     shown = due[:limit]
-    read = [await _read(tasks, partition, each.request_id) for each in shown]
+    read = await batches.each(partial(_read, tasks, partition), [each.request_id for each in shown])
     records = [record for record in read if record is not None and wanted(record)]
     return LatestPage(records, shown[-1] if len(due) > limit else None, len(found))
 
@@ -95,10 +96,15 @@ async def _latest(tasks: Tasks, partition: str, wanted: Callable[[RequestRecord]
             found.append((_changed(record), record.task_id))
     task_ids = [*(task_id for _, task_id in found), *(record.task_id for record in under_way)]
     there = await _there(tasks, partition, list(dict.fromkeys(task_ids)))
-    for each in under_way:
-        head = there.get(each.task_id)
-        ended = isinstance(head, Head) and not head.names(each.request_id)  # as was due, or since it was read
-        now = await _read(tasks, partition, each.request_id) if ended else each
+
+    async def current(record: RequestRecord) -> RequestRecord | None:
+        head = there.get(record.task_id)
+        ended = isinstance(head, Head) and not head.names(
+            record.request_id
+        )  # as was due, or since it was read
+        return await _read(tasks, partition, record.request_id) if ended else record
+
+    for now in await batches.each(current, under_way):
         if now is not None and wanted(now):
             found.append((_changed(now), now.task_id))
     return sorted((each for each, task_id in found if task_id in there), reverse=True)
