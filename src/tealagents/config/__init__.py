@@ -1,13 +1,20 @@
 """The config of a service: one YAML file, and the variables `TA_…` over it.
 
-- `load` reads both and gives a `ServiceConfig`, or raises a `ConfigError` with everything that is wrong
-- `summary` says what would be served; `json_schema` (in `schema`) describes the file for editors
-- within: `file` (YAML with line numbers), `environment` (variables, `.env`, `${NAME}`), `credentials` (none
-  may be in the file), `models` and `auth` (the file's keys), `settings` (the variables), `urls` (of
-  stores), `problems` (errors with their places; their words come from `tealagents.mistakes`),
-  `documentation` (what each key means), `service` (file and environment put together),
-  `reading` (which file, and of which version), `skagents` and `earlier` (files and variables of the earlier
-  platform)
+`load` gives a `ServiceConfig`, or raises a `ConfigError` with everything that is wrong in file and variables.
+
+===============  ==========================================================================================
+`reading`        `load`: which file is read, and of which version it is
+`file`           YAML, with the line of each key
+`environment`    variables, `.env`, and each `${NAME}` of the file
+`settings`       what each variable means; `models` and `auth`: what each key of the file means
+`loading`        puts the variables over the file, and finds the mistakes in both
+`problems`       a mistake with its place; its words come from `tealagents.mistakes`
+`credentials`    none may be in the file
+`urls`           of stores
+`service`        the result, a `ServiceConfig`; `summary`: what would be served
+`schema`         describes the file for editors; `documentation`: the texts below its keys
+`skagents`       the files of the earlier platform; `earlier`: its variables
+===============  ==========================================================================================
 
 Read by what puts a service or the library's agent together, by `telemetry`, and by the command line; neither
 a layer nor an adapter imports it. Imports what says which values may be set (`options`, `limits`, the options

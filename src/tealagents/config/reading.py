@@ -10,18 +10,10 @@ from tealagents.config.auth import auth_of
 from tealagents.config.earlier import translated
 from tealagents.config.environment import read_environment
 from tealagents.config.file import Document, read_document
+from tealagents.config.loading import PERSISTENCE, PROVIDER, Loading, unknown_keys
 from tealagents.config.models import API_VERSIONS, ConfigFile
 from tealagents.config.problems import ConfigError, ConfigProblem
-from tealagents.config.service import (
-    EARLIER,
-    GATEWAY,
-    PERSISTENCE,
-    PROVIDER,
-    Loading,
-    ServiceConfig,
-    combined,
-    unknown_keys,
-)
+from tealagents.config.service import EARLIER, GATEWAY, ServiceConfig, combined
 from tealagents.config.settings import read_settings
 from tealagents.mistakes import did_you_mean, file_reason
 

@@ -15,6 +15,7 @@ from pydantic import Field, PrivateAttr, SecretStr, model_validator
 from tealagents.config.auth import AuthConfig, auth_of
 from tealagents.config.earlier import without_state
 from tealagents.config.file import Document
+from tealagents.config.loading import Loading, unknown_keys
 from tealagents.config.models import (
     AgentConfig,
     ConfigFile,
@@ -25,15 +26,7 @@ from tealagents.config.models import (
     contradiction,
 )
 from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath
-from tealagents.config.service import (
-    GATEWAY,
-    Loading,
-    ServiceConfig,
-    beside,
-    combined,
-    unknown_keys,
-    with_programs_below,
-)
+from tealagents.config.service import GATEWAY, ServiceConfig, beside, combined, with_programs_below
 from tealagents.config.settings import overrides
 from tealagents.limits import Limits
 from tealagents.mistakes import did_you_mean
