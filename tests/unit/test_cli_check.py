@@ -48,6 +48,14 @@ def test_the_tools_are_named_and_those_that_ask(folder: Path) -> None:
     assert "(needs approval)" not in check(folder).output
 
 
+def test_a_mistyped_variable_is_shown_beside_what_is_missing(folder: Path) -> None:
+    """It is the reason, and comes before it."""
+    checked = check(folder, TA_AUTH="entra", TA_ENTRA_TENENT_ID="contoso.com")
+    assert checked.exit_code == 2
+    hint, missing = "did you mean 'TA_ENTRA_TENANT_ID'", "or TA_ENTRA_TENANT_ID in the environment"
+    assert -1 < checked.output.find(hint) < checked.output.find(missing)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

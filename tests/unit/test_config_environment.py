@@ -189,6 +189,35 @@ def test_unknown_variable_is_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("mistyped", "meant", "env"),
+    [
+        ("TA_SERVICE_CONFG", "TA_SERVICE_CONFIG", {}),
+        ("TA_ENTRA_TENENT_ID", "TA_ENTRA_TENANT_ID", {"TA_AUTH": "entra"}),
+    ],
+)
+def test_a_mistyped_variable_is_named_beside_what_is_missing(
+    tmp_path: Path, mistyped: str, meant: str, env: dict[str, str]
+) -> None:
+    """That the right one is not set says nothing new to a user who sees it in `.env`."""
+    file = tmp_path / "agent.yaml"
+    file.write_text(SMALLEST)
+    with pytest.raises(ConfigError) as caught:
+        load(file if env else None, env={mistyped: "x", **env}, dotenv=None)
+    assert any(meant in str(each) for each in caught.value.problems)
+    hint = f"{mistyped}: unknown variable, ignored; did you mean '{meant}'?"
+    assert caught.value.warnings == [hint]
+
+
+def test_an_identity_that_gets_no_tokens_is_a_warning(tmp_path: Path) -> None:
+    """Which of the four kinds it is has to be said, too."""
+    config = read(tmp_path, TA_AZURE_TENANT_ID="contoso.com", TA_AZURE_SCOPE="https://example.com/.default")
+    without = "no effect without TA_AZURE_CREDENTIAL, the kind of identity"
+    assert f"TA_AZURE_TENANT_ID, TA_AZURE_SCOPE: {without}" in config.warnings
+    chosen = read(tmp_path, TA_AZURE_TENANT_ID="contoso.com", TA_AZURE_CREDENTIAL="managed_identity")
+    assert not any("TA_AZURE" in warning for warning in chosen.warnings)
+
+
+@pytest.mark.parametrize(
     ("name", "value", "complaint"),
     [
         ("TA_AUTH", "a b", "must be a name, or module:Class"),

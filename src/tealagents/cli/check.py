@@ -30,8 +30,10 @@ def check_command(
     found = find(config)
     warn(*(f"serve will need: {each.what}" for each in found.needed))
     if found.wrong or found.config is None:
+        warn(*found.warnings)
         raise fail(*found.wrong)
     _show(found.config, found.tools)
+    warn(*found.warnings)
 
 
 def _show(checked: ServiceConfig, tools: Sequence[ToolSpec]) -> None:
@@ -43,7 +45,6 @@ def _show(checked: ServiceConfig, tools: Sequence[ToolSpec]) -> None:
     if tools:
         table.add_row("tools", Text(", ".join(map(_tool_label, tools))))
     plain_console(soft_wrap=False).print(table)
-    warn(*checked.warnings)
 
 
 def _tool_label(tool: ToolSpec) -> str:

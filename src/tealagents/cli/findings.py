@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,6 +50,8 @@ class Findings:
     config: ServiceConfig | None = None
     #: mistakes; each keeps the service from starting
     wrong: list[str] = field(default_factory=list)
+    #: what works but was probably not meant
+    warnings: Sequence[str] = ()
     needed: list[Need] = field(default_factory=list)
     tools: list[ToolSpec] = field(default_factory=list)
 
@@ -62,8 +64,10 @@ def find(path: Path | None) -> Findings:
         found.config = load(path, env=os.environ, unset=unset)
     except ConfigError as error:
         found.wrong += map(str, error.problems)
+        found.warnings = error.warnings
     found.needed += _needs(map(str, unset))
     if found.config is not None:
+        found.warnings = found.config.warnings
         import_from(found.config.source.parent)
         examine(found, found.config)
     return found

@@ -39,6 +39,7 @@ def load_or_exit(
         if missing := [each for each in unset or () if each.key == needed]:
             raise ConfigError(missing)
     except ConfigError as error:
+        warn(*error.warnings)
         raise fail(*map(str, error.problems)) from None
     import_from(config.source.parent)
     return config

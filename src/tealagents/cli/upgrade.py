@@ -58,6 +58,7 @@ def upgrade_command(
     try:
         config = load(file, env=os.environ, unset=[], upgrading=True)
     except ConfigError as error:
+        warn(*error.warnings)
         raise fail(*map(str, error.problems)) from None
     if not isinstance(config, EarlierConfig):
         raise fail(f"{file} is already {config.api_version}")

@@ -24,8 +24,13 @@ class ConfigProblem:
 
 
 class ConfigError(Exception):
-    """The config cannot be used. Printed, it is one line a problem."""
+    """The config cannot be used. Printed, it is one line a problem; a traceback shows the warnings, too."""
 
     def __init__(self, problems: Sequence[ConfigProblem]) -> None:
         self.problems = list(problems)
         super().__init__("\n".join(map(str, self.problems)))
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What may be the reason for a problem, such as a mistyped variable: the notes of the exception."""
+        return getattr(self, "__notes__", ())

@@ -37,7 +37,17 @@ def load(
     file that is not set is wrong, too, unless `unset` is given, a list that takes such problems. What a file
     of the earlier platform may say only once it has been upgraded is not wrong where it is `upgrading`.
     """
-    loading = _read(path, os.environ if env is None else env, dotenv)
+    warnings: list[str] = []
+    try:
+        loading = _read(path, os.environ if env is None else env, dotenv, warnings)
+        return _config_of(loading, unset, upgrading=upgrading)
+    except ConfigError as error:
+        for warning in warnings:
+            error.add_note(warning)
+        raise
+
+
+def _config_of(loading: Loading, unset: list[ConfigProblem] | None, *, upgrading: bool) -> ServiceConfig:
     document, problems, warnings = loading.document, loading.problems, loading.warnings
     if str(document.data.get("apiVersion")).startswith(EARLIER):
         from tealagents.config import skagents
@@ -64,10 +74,9 @@ def load(
     return config
 
 
-def _read(path: Path | None, env: Mapping[str, str], dotenv: Path | None) -> Loading:
+def _read(path: Path | None, env: Mapping[str, str], dotenv: Path | None, warnings: list[str]) -> Loading:
     """The environment, and the file that it or `path` names."""
     problems: list[ConfigProblem] = []
-    warnings: list[str] = []
     try:
         os.getcwd()
     except OSError as error:  # it has been deleted; relative paths and `.env` are looked for there

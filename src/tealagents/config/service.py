@@ -34,6 +34,16 @@ EARLIER = "skagents/"
 GATEWAY = "gateway"
 #: the port for OTLP over gRPC, by convention
 _GRPC_PORT = 4317
+#: the settings of the identity that gets tokens for Azure OpenAI
+_AZURE_IDENTITY = (
+    "azure_tenant_id",
+    "azure_client_id",
+    "azure_client_secret",
+    "azure_client_certificate",
+    "azure_federated_token_file",
+    "azure_authority",
+    "azure_scope",
+)
 
 
 class TelemetryOptions(Options):
@@ -164,6 +174,10 @@ def _warnings_of(auth: AuthConfig, settings: Settings) -> Iterator[str]:
         )
     if settings.encryption_old_keys and settings.encryption_key is None:
         yield "TA_ENCRYPTION_OLD_KEYS: has no effect without TA_ENCRYPTION_KEY; nothing is encrypted"
+    identity = [name for name in _AZURE_IDENTITY if name in settings.model_fields_set]
+    if identity and settings.azure_credential is None:
+        named = ", ".join(f"TA_{name.upper()}" for name in identity)
+        yield f"{named}: no effect without TA_AZURE_CREDENTIAL, the kind of identity"
     if settings.telemetry_enabled and settings.otel_endpoint is None:
         yield "TA_TELEMETRY_ENABLED: has no effect without TA_OTEL_ENDPOINT; nothing is exported"
     if "metrics_host" in settings.model_fields_set and settings.metrics_port is None:

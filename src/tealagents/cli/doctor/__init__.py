@@ -104,8 +104,8 @@ async def _examine(url: str | None, path: Path | None, port: int | None) -> list
         said = await asyncio.to_thread(find, path)
         config = said.config
         found += [Diagnosis(each) for each in (*said.wrong, *(need.problem for need in said.needed))]
+        warn(*said.warnings)
         if config is not None:
-            warn(*config.warnings)
             whole = None if said.wrong or config.document.unset else config
     if whole is not None and not whole.stateless:
         found += [each async for each in check_store(whole)]
