@@ -41,6 +41,7 @@ from tealagents.llm.credentials import AzureCredential
 from tealagents.llm.offline import OfflineModel
 from tealagents.registry import import_from
 from tealagents.stores import StoreConfigError, open_store
+from tealagents.stores.memory import MemoryStore
 from tealagents.testing.service import agent_config
 from tealagents.testing.waits import eventually
 from tealagents.threads import (
@@ -181,6 +182,8 @@ async def test_an_argument_that_is_none_is_named(make: MakeAgent, tmp_path: Path
     """An id in a thread's place, text in that of a mapping or a list, and nothing in that of a text."""
     agent: Any = make()
     thread: Any = agent.new_thread()
+    nothing: Any = None
+    number: Any = 3
     with pytest.raises(InvalidRequest, match=r"thread: must be a thread, as agent\.new_thread\(\) makes one"):
         await agent.run("hi", thread.thread_id)
     with pytest.raises(InvalidRequest, match="user_context: must be a mapping, not str"):
@@ -190,6 +193,12 @@ async def test_an_argument_that_is_none_is_named(make: MakeAgent, tmp_path: Path
         await thread.edit(thread.messages[0].message_id, None)
     with pytest.raises(InvalidRequest, match="messages: must be a list of Message, not of str"):
         agent.get_local_thread(["hello"])
+    with pytest.raises(InvalidRequest, match="text: must be what `to_json` returned, not dict"):
+        agent.open_thread(thread.document())
+    with pytest.raises(InvalidRequest, match="thread_id: must be the id of a thread, not NoneType"):
+        await ThreadStore(MemoryStore(), "Tester").load(nothing)
+    with pytest.raises(InvalidRequest, match="remote_id: must be the id of a conversation, not int"):
+        RemoteThread(number)
     with pytest.raises(InvalidRequest, match=r"next_steps: must be a list of steps, such as \['draft'\]"):
         WorkflowThread("draft")
     for wrong in (ContextProvider, [ContextProvider]):
@@ -212,6 +221,14 @@ def test_an_option_of_another_kind_is_named(make: MakeAgent, tmp_path: Path) -> 
         [(option, value)] = given.items()
         with pytest.raises(InvalidRequest, match=f"{option}: must be a function, not {type(value).__name__}"):
             make(**given)
+    given = {"approve": lambda: True}
+    with pytest.raises(InvalidRequest, match=r"approve: must take the call; this one takes \(\)"):
+        make(**given)
+    given = {"message_stores": lambda key: MemoryMessages()}
+    with pytest.raises(
+        InvalidRequest, match=r"message_stores: must take no arguments; this one takes \(key\)"
+    ):
+        make(**given)
     with pytest.raises(ThreadConfigError, match="reducers must be a list of reducers, not a function"):
         make(reducers=kept)
     make()

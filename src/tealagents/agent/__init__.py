@@ -18,8 +18,9 @@ conversation; there is no authentication, no lease and no audit.
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from hashlib import sha256
+from inspect import signature
 from os import PathLike
 from pathlib import Path
 from typing import Self
@@ -74,7 +75,8 @@ class Agent:
         from tealagents.parts import message_stores_of, providers_of, store_of, view_of
 
         self.config = _checked(config)
-        _check_functions(approve=approve, message_stores=message_stores)
+        _check_function("approve", approve, "the call")
+        _check_function("message_stores", message_stores)
         #: of the configuration: threads used with another one are not continued
         self.fingerprint = fingerprint_of(config)
         #: makes the message store of each local thread, encrypted if a key is set; None: threads have none
@@ -394,11 +396,19 @@ def _check_place(name: str, value: object) -> None:
         raise InvalidRequest(name, f"must be the path of a file, not {type(value).__name__}")
 
 
-def _check_functions(**given: object) -> None:
-    """`InvalidRequest` for an option that is given and cannot be called."""
-    for option, function in given.items():
-        if function is not None and not callable(function):
-            raise InvalidRequest(option, f"must be a function, not {type(function).__name__}")
+def _check_function(option: str, function: object, *arguments: str) -> None:
+    """`InvalidRequest` for an option that is given and cannot be called with these arguments."""
+    if function is None:
+        return
+    if not callable(function):
+        raise InvalidRequest(option, f"must be a function, not {type(function).__name__}")
+    with suppress(ValueError):  # some built-in functions do not say what they take
+        parameters = signature(function)
+        try:
+            parameters.bind(*arguments)
+        except TypeError:
+            takes = f"must take {', '.join(arguments) or 'no arguments'}"
+            raise InvalidRequest(option, f"{takes}; this one takes {parameters}") from None
 
 
 def _check(thread: object, user_context: object) -> None:

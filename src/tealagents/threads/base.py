@@ -340,6 +340,9 @@ class AgentThread(ABC):
 
 def decoded(text: str | bytes) -> Json:
     """The thread document in a JSON text; `InvalidRequest` if it is none."""
+    given: object = text
+    if not isinstance(given, str | bytes):
+        raise InvalidRequest("text", f"must be what `to_json` returned, not {type(given).__name__}")
     try:
         document = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -56,6 +56,9 @@ class RemoteThread(AgentThread):
         super().__init__(thread_id=thread_id)
         if remote_id is not None and beginning:
             raise InvalidRequest("beginning", "is for a conversation that the service does not keep yet")
+        given: object = remote_id
+        if not isinstance(given, str | None):
+            raise InvalidRequest("remote_id", f"must be the id of a conversation, not {type(given).__name__}")
         self.remote_id = remote_id
         #: the id that `rewind` goes back to; without it, the thread would lose the conversation
         self.origin_id = remote_id

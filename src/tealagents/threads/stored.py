@@ -107,6 +107,9 @@ class ThreadStore:
 
         `NotFound` if there is none, `CorruptState` if it cannot be read.
         """
+        given: object = thread_id
+        if not isinstance(given, str):
+            raise InvalidRequest("thread_id", f"must be the id of a thread, not {type(given).__name__}")
         name = keys.plain(thread_id)
         key = keys.THREADS + name
         found = await self._records.get(self._partition, key, StoredThread)
