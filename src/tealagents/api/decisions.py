@@ -17,6 +17,7 @@ from tealagents.state.decisions import shown_calls
 
 #: characters of a reason: the model is sent it in this round and every later one
 LONGEST_REASON = 4000
+Reason = Annotated[str, Field(max_length=LONGEST_REASON)]
 #: the errors for a pause that is no longer open, and those of them for one that ended undecided
 TOO_LATE = (AlreadyDecided, ApprovalExpired, RequestCanceled)
 GONE = (ApprovalExpired, RequestCanceled)
@@ -30,21 +31,23 @@ class StrictDocument(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _OfCall(StrictDocument):
-    id: str
-    action: Action | None = None
-    arguments: Json | None = None
-    output: str | None = None
-    is_error: bool = False
+class OneCall(StrictDocument):
+    """What is decided of one call of a pause, and what it returned if the client has made it."""
+
+    id: str = Field(description="The id of the call, as the approval lists it.")
+    action: Action | None = Field(None, description="By default, the action for all calls.")
+    arguments: Json | None = Field(None, description="Replaces the arguments of the call.")
+    output: str | None = Field(None, description="The result, if the client has made the call.")
+    is_error: bool = Field(False, description="Whether the result is an error.")
 
 
 class DecisionDocument(StrictDocument):
     """What is decided of a pause: of every call, or of each."""
 
-    action: Action | None = None
-    reason: Annotated[str, Field(max_length=LONGEST_REASON)] | None = None
-    decisions: bodies.Several[_OfCall] = []
-    approval_id: str | None = None
+    action: Action | None = Field(None, description="For every call that `decisions` does not name.")
+    reason: Reason | None = Field(None, description="Why, for the agent's model.")
+    decisions: bodies.Several[OneCall] = Field([], description="For single calls.")
+    approval_id: str | None = Field(None, description="Which pause this decides; by default, the first.")
 
 
 class DecisionForm(StrictDocument, title="Answer"):

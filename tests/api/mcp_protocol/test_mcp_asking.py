@@ -58,6 +58,9 @@ async def test_the_agent_is_two_tools(service: ServiceThread, era: Era) -> None:
     assert asked.input_schema["required"] == ["message"]
     assert set(asked.input_schema["properties"]) == {"message", "conversation", "idempotency_key"}
     assert decide.input_schema["required"] == ["request_id"]
+    for schema in (asked.input_schema, decide.input_schema, *decide.input_schema["$defs"].values()):
+        assert schema["title"].isalpha()
+        assert all("description" in each for each in schema["properties"].values())
     assert asked.output_schema == decide.output_schema
 
 

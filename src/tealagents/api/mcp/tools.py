@@ -18,19 +18,19 @@ _CONVERSATION = "The `conversation` of an earlier answer. Omit it to start a new
 _KEY = "A unique key for this message. Sent again with the same key, it returns the first outcome."
 
 
-class _Ask(StrictDocument):
+class Ask(StrictDocument):
     message: Annotated[str, Field(min_length=1, description="What to say to the agent.")]
     conversation: Annotated[str | None, Field(description=_CONVERSATION)] = None
     idempotency_key: Annotated[str | None, Field(min_length=1, max_length=255, description=_KEY)] = None
 
 
-class _Decide(DecisionDocument):
+class Decide(DecisionDocument):
     request_id: Annotated[str, Field(description="The request that is paused.")]
 
 
 def message(caller: Caller, arguments: Json) -> tuple[NewMessage, Key | None]:
     """The message that a call of `ask` sends, and its idempotency key. `InvalidRequest`."""
-    given = bodies.validated(_Ask, arguments)
+    given = bodies.validated(Ask, arguments)
     task_id = ids.canonical(given.conversation, "conversation") if given.conversation else None  # "" is none
     same = given.model_copy(update={"conversation": task_id}).model_dump(exclude_none=True)
     key = None if (own := given.idempotency_key) is None else key_of(caller, f"mcp\n{own}", same)
@@ -39,7 +39,7 @@ def message(caller: Caller, arguments: Json) -> tuple[NewMessage, Key | None]:
 
 def decided(arguments: Json) -> tuple[str, Command]:
     """The request that a call of `decide` is about, and what it decides. `InvalidRequest`."""
-    given = bodies.validated(_Decide, arguments)
+    given = bodies.validated(Decide, arguments)
     return given.request_id, decision(given.model_dump(exclude={"request_id"}))
 
 
@@ -53,8 +53,8 @@ async def listed(agent: str, description: str, *_: object) -> ListToolsResult:
         "Approves or rejects the tool calls that an answer with status Paused waits for, and returns "
         "the outcome. `action` is for every call that `decisions` does not name. Ask the user."
     )
-    decides = _tool(DECIDE, f"Decide what {agent} may do", decide, _Decide, destructive_hint=True)
-    return ListToolsResult(tools=[_tool(ASK, f"Ask {agent}", ask, _Ask, open_world_hint=True), decides])
+    decides = _tool(DECIDE, f"Decide what {agent} may do", decide, Decide, destructive_hint=True)
+    return ListToolsResult(tools=[_tool(ASK, f"Ask {agent}", ask, Ask, open_world_hint=True), decides])
 
 
 def _tool(name: str, title: str, about: str, takes: type[BaseModel], **hints: bool) -> Tool:
