@@ -48,6 +48,7 @@ def load(
 
 
 def _config_of(loading: Loading, unset: list[ConfigProblem] | None, *, upgrading: bool) -> ServiceConfig:
+    """What was read, checked and put together."""
     document, problems, warnings = loading.document, loading.problems, loading.warnings
     if str(document.data.get("apiVersion")).startswith(EARLIER):
         from tealagents.config import skagents

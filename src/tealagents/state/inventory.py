@@ -106,15 +106,15 @@ class Inventory:
 
     async def _looked_at(self, places: list[str], prefix: str) -> tuple[bool, tuple[str, str] | None]:
         """Whether any record of these partitions opens; and the partition and key of one that does not."""
-        store, opened, refused = self._records.store, False, None
-        pages = await batches.each(lambda place: store.scan(place, prefix, limit=LOOKED_AT), places)
-        for partition, page in zip(places, pages, strict=True):
-            for key, record in page:
-                if record.value.startswith(SEALED):
-                    refused = partition, key
-                else:
-                    opened = True
-        return opened, refused
+
+        async def look(partition: str) -> tuple[bool, tuple[str, str] | None]:
+            page = await self._records.store.scan(partition, prefix, limit=LOOKED_AT)
+            sealed = [key for key, record in page if record.value.startswith(SEALED)]
+            return len(sealed) < len(page), (partition, sealed[-1]) if sealed else None
+
+        looked = await batches.each(look, places)
+        opened = any(opens for opens, _ in looked)
+        return opened, next((refused for _, refused in reversed(looked) if refused), None)
 
     async def owners(self) -> list[User]:
         """All users with records in this store, in the order of their partitions."""

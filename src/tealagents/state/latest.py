@@ -99,9 +99,8 @@ async def _latest(tasks: Tasks, partition: str, wanted: Callable[[RequestRecord]
 
     async def current(record: RequestRecord) -> RequestRecord | None:
         head = there.get(record.task_id)
-        ended = isinstance(head, Head) and not head.names(
-            record.request_id
-        )  # as was due, or since it was read
+        # as was due, or since it was read
+        ended = isinstance(head, Head) and not head.names(record.request_id)
         return await _read(tasks, partition, record.request_id) if ended else record
 
     for now in await batches.each(current, under_way):
