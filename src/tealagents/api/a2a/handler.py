@@ -123,8 +123,8 @@ class Handler(RequestHandler):
 
         def wanted(record: RequestRecord) -> bool:
             sent = params.context_id.lower() in ("", record.task_id) and not record.resent  # no history
-            state = pb.TaskState.Value(documents.task(record)["status"]["state"])
-            return sent and params.status in (0, state) and record.changed_at.timestamp() >= since
+            state = params.status and pb.TaskState.Value(documents.task(record)["status"]["state"])
+            return sent and state == params.status and record.changed_at.timestamp() >= since
 
         shown = partial(self._document, limits=params)
         page = await requests.page(self._exchange, call.caller, wanted, shown, params.page_token, size)
