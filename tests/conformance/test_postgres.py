@@ -622,6 +622,17 @@ async def test_a_server_that_takes_no_writes(
         await store_of(postgres_server.url.replace("tealagents:", "reader:")).open()
 
 
+async def test_a_running_server_that_takes_no_writes_is_not_to_be_started(
+    postgres_server: PostgresServer, sql: "asyncpg.Connection"
+) -> None:
+    """The error says what helps with a server that is running, but read-only."""
+    await sql.execute("CREATE ROLE careless LOGIN SUPERUSER")
+    await sql.execute("ALTER ROLE careless SET default_transaction_read_only = on")
+    with pytest.raises(PersistenceUnavailable, match="Name the primary in TA_PERSISTENCE") as refused:
+        await store_of(postgres_server.url.replace("tealagents:", "careless:")).open()
+    assert "Check that it is running" not in str(refused.value)
+
+
 async def idle_pair(store: Store, sql: str) -> None:
     """Leaves two connections idle, after a statement on each."""
     assert isinstance(store, PostgresStore)

@@ -612,6 +612,20 @@ async def test_full_memory_writes_nothing(server: RedisServer, store: Store) -> 
     await store.commit("p", put("key", b"2"))
 
 
+async def test_a_running_server_that_refuses_is_not_to_be_started(server: RedisServer, store: Store) -> None:
+    """The error of a full server, and of a replica, says what helps there: both are running."""
+    await store.commit("p", put("key", b"1"))
+    server.ask("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(PersistenceUnavailable, match="Raise its maxmemory") as full:
+        await store.commit("p", put("key", b"2"))
+    server.ask("CONFIG", "SET", "maxmemory", "0")
+    server.ask("REPLICAOF", "127.0.0.1", str(free_port()))
+    with pytest.raises(PersistenceUnavailable, match="Name the master in TA_PERSISTENCE") as demoted:
+        await store.commit("p", put("key", b"2"))
+    server.ask("REPLICAOF", "NO", "ONE")
+    assert "Check that it is running" not in f"{full.value} {demoted.value}"
+
+
 #: what Redis 6.2 makes of a refusal inside a script
 READONLY_IN_A_SCRIPT_OF_6_2 = (
     "ERR Error running script (call to f_cd87614ffc6888adb8181328e920608aae958c8c): @user_script:18: "

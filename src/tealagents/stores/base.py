@@ -394,12 +394,16 @@ class BaseStore(ABC):
         if not work.cancelled():
             work.exception()  # otherwise asyncio logs it as never retrieved
 
-    def unavailable(self, reason: object) -> PersistenceUnavailable:
-        """The error for a store that cannot be reached or refuses. `reason` must hold no credentials."""
+    def unavailable(self, reason: object, advice: str | None = None) -> PersistenceUnavailable:
+        """The error for a store that cannot be reached or refuses. `reason` must hold no credentials.
+
+        `advice` says what to do instead of checking that the store is running.
+        """
         self._has_failed = True
         place = f" at {self.where}" if self.where else ""
         said = str(reason).rstrip(".")
-        return PersistenceUnavailable(f"The {self.name} store{place} is unavailable: {said}. {self.advice}")
+        text = f"The {self.name} store{place} is unavailable: {said}. {advice or self.advice}"
+        return PersistenceUnavailable(text)
 
     def denied(self, reason: object, remedy: str) -> AccessDenied:
         """The error for a login that the store refuses, or that lacks a right. `reason` must hold no

@@ -21,6 +21,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import asyncpg
 from asyncpg.exceptions import (
     ClientConfigurationError,
+    DiskFullError,
     DuplicatePreparedStatementError,
     InsufficientPrivilegeError,
     InvalidAuthorizationSpecificationError,
@@ -244,7 +245,7 @@ class PostgresStore(BaseStore):
         ((standby,),) = await self._ask("is_standby")
         if standby and self.options.target_session_attrs in _WRITABLE:
             await self._pool.clear()
-            raise self.unavailable(_KNOWN[TargetServerAttributeNotMatched])
+            raise self.unavailable(_KNOWN[TargetServerAttributeNotMatched], _IF_READ_ONLY)
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -434,7 +435,7 @@ class PostgresStore(BaseStore):
                 error.args[0], "Create it, or correct its name in TA_PERSISTENCE or spec.persistence."
             )
         if not isinstance(error, InsufficientPrivilegeError):
-            return self.unavailable(_reason(error))
+            return self.unavailable(_reason(error), _advice_on(error))
         return self.denied(
             error.args[0],
             "As the owner of the database, or of the schema if it is there, run `tealagents migrate`, and "
@@ -498,6 +499,20 @@ _KNOWN: Final[Mapping[type[BaseException], str]] = {
     DuplicatePreparedStatementError: _THROUGH_PGBOUNCER,
     InvalidSQLStatementNameError: _THROUGH_PGBOUNCER,
 }
+
+
+_IF_READ_ONLY: Final = (
+    "Name the primary in TA_PERSISTENCE or spec.persistence, or make the server accept writes again."
+)
+
+
+def _advice_on(error: BaseException) -> str | None:
+    """What to do about a server that is running, but refuses to write."""
+    if isinstance(error, TargetServerAttributeNotMatched | ReadOnlySQLTransactionError):
+        return _IF_READ_ONLY
+    if isinstance(error, DiskFullError):
+        return "Enlarge the volume, or delete files that do not belong to the database."
+    return None
 
 
 def _reason(error: BaseException) -> str:

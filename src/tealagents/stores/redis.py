@@ -17,7 +17,14 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr
 from redis.crc import key_slot
-from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ports import Commit, Record
@@ -299,7 +306,7 @@ class RedisStore(BaseStore):
                 "has only 0.",
             )
         if not isinstance(error, NoPermissionError) and _DENIED_IN_SCRIPT not in str(error):
-            return self.unavailable(reason(error))
+            return self.unavailable(reason(error), _advice_on(error))
         prefix = self.options.prefix
         # users of Redis 6.2 begin with all channels, and then take no pattern
         rights = f"~{prefix}* resetchannels &{prefix}* +@read +@write +@scripting +@pubsub"
@@ -363,6 +370,15 @@ def _with_line(said: str) -> str:
             if found["digest"] == script.digest:
                 return f"{found['error']}: `{script.text.splitlines()[int(found['line']) - 1].strip()}`"
     return said
+
+
+def _advice_on(error: RedisError) -> str | None:
+    """What to do about a server that is running, but refuses to write."""
+    if isinstance(error, ReadOnlyError):
+        return "Name the master in TA_PERSISTENCE or spec.persistence."
+    if "'maxmemory'" in str(error):  # no class of its own within a script, before Redis 7
+        return "Raise its maxmemory, in its configuration as well; erasing tasks needs memory, too."
+    return None
 
 
 def _record(key: str, stored: bytes) -> Record:
