@@ -482,6 +482,21 @@ def test_a_store_without_the_agent_that_is_asked_for_is_not_called_sound(agent: 
         assert "This store has no tasks of an agent 'Testre'." in result.stderr
 
 
+def test_nothing_found_for_an_agent_without_users_is_not_put_down_to_the_user_alone(agent: Agent) -> None:
+    """With a mistyped name, or on another store, `prune` finds nothing due, and no user is found: a user
+    would be believed to be erased. A user who is not found among others is no reason to doubt the name."""
+    with agent.served() as service, service.client("ada") as ada:
+        hers = say(ada, "hello")["task_id"]
+    commands = (["prune"], ["delete-user", "mock.eve", "--yes"], ["owner", str(uuid.uuid4())])
+    for command in commands:
+        assert "no users" not in agent.run("state", *command).output
+    agent.configure(name="Testre")
+    for command in (["prune"], ["delete-user", "mock.ada", "--yes"], ["owner", hers]):
+        result = agent.run("state", *command)
+        assert "This store has no users of an agent 'Testre'. Check the agent's name" in result.stderr
+        assert result.exit_code == {"prune": 0, "delete-user": 1, "owner": 2}[command[0]]
+
+
 def test_only_an_import_that_is_written_makes_a_store_and_says_so(agent: Agent) -> None:
     """One that is refused leaves none behind, which the next start would take for the one that was meant."""
     with agent.served() as service, service.client("ada") as ada:

@@ -36,6 +36,8 @@ class Pruning:
         self._eraser = eraser
         self._before = before
         self._inventory = Inventory(records)
+        #: users whose tasks were looked at
+        self.users = 0
         #: tasks that are due, but in use
         self.spared = 0
 
@@ -48,6 +50,7 @@ class Pruning:
         # the store's clock, since this machine's may differ from those of the serving processes
         now = datetime.fromtimestamp(await self._records.store.now(), UTC)
         owners = await self._inventory.owners()
+        self.users = len(owners)
         for done, owner in enumerate(owners):
             progress(done, len(owners))
             going: set[str] = set()

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from tealagents.cli.help import Config
-from tealagents.cli.state.opening import OpenedState, run
-from tealagents.cli.state.reporting import DryRun, count_text, progress, show_problems
+from tealagents.cli.state.opening import OpenedState, load_checked, run_on
+from tealagents.cli.state.reporting import DryRun, count_text, progress, show_problems, warn_if_none
 from tealagents.state.pruning import Pruning
 
 #: no `m`: with `6m` for six months, all but the last six minutes would be erased
@@ -42,13 +42,15 @@ def prune_command(
                 counts[due.what] += dry_run or await due.erase()
         return counts, pruning, resumed
 
-    counts, pruning, resumed = run(config, work)
+    checked = load_checked(config)
+    counts, pruning, resumed = run_on(checked, work)
     verb = "would be erased" if dry_run else "erased"
     print(f"{count_text(counts['task'], 'task')} and {count_text(counts['session'], 'session')} {verb}")
     if pruning.spared:
         print(f"due, but kept while in use: {count_text(pruning.spared, 'task')}")
     if resumed:
         print(f"finished: {count_text(resumed, 'interrupted deletion')}")
+    warn_if_none(checked, pruning.users, pruning.damaged, "users")
     if pruning.damaged:
         show_problems(pruning.damaged, "damaged records, left as they were")
         raise typer.Exit(1)

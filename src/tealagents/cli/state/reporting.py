@@ -32,10 +32,13 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
-def warn_if_none(config: ServiceConfig, tasks: int, problems: Sequence[object]) -> None:
+def warn_if_none(config: ServiceConfig, found: int, problems: Sequence[object], what: str = "tasks") -> None:
     """Where nothing was found: another agent's store, or a mistyped name, looks sound and empty."""
-    if not (tasks or problems):
-        warn(f"This store has no tasks of an agent {config.name!r}. Is this the agent's name?")
+    if not (found or problems):
+        warn(
+            f"This store has no {what} of an agent {config.name!r}. Check the agent's name, and "
+            "TA_PERSISTENCE or spec.persistence."
+        )
 
 
 def show_problems(problems: list[str], what: str) -> None:

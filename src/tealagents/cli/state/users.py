@@ -8,11 +8,13 @@ import typer
 
 from tealagents.cli.help import Config
 from tealagents.cli.loading import fail, warn
-from tealagents.cli.state.opening import OpenedState, run
-from tealagents.cli.state.reporting import DryRun, count_text, progress
+from tealagents.cli.state.opening import OpenedState, load_checked, run_on
+from tealagents.cli.state.reporting import DryRun, count_text, progress, warn_if_none
+from tealagents.config import ServiceConfig
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import User
+from tealagents.state.inventory import Inventory
 from tealagents.state.pruning import UserErasure
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
@@ -45,7 +47,8 @@ def delete_user_command(
     repeated. Exit status 1 if nothing is stored for the user.
     """
     whom, others = _named_user(user, tid, oid)
-    records, has_mem0 = run(config, partial(_count_stored, whom=whom, others=others))
+    checked = load_checked(config)
+    records, has_mem0 = run_on(checked, partial(_count_stored, whom=whom, others=others))
     if has_mem0:
         _warn_of_mem0(whom)
     if records:
@@ -57,11 +60,12 @@ def delete_user_command(
             raise fail("standard input is closed, so nothing can be confirmed: give --yes")
         typer.confirm("Erase them? This cannot be undone.", abort=True)
     # even without records: the count omits expired ones
-    erased = 0 if dry_run else run(config, partial(_erase, whom=whom))
+    erased = 0 if dry_run else run_on(checked, partial(_erase, whom=whom))
     if not records and not erased:
         print(
             f"nothing is stored for {_user_text(whom)}: ids are compared exactly, Entra's are in lower case"
         )
+        _warn_if_no_users(checked)
         raise typer.Exit(1)
     if not dry_run:
         print(f"{_user_text(whom)} is erased")
@@ -104,6 +108,16 @@ async def _erase(opened: OpenedState, whom: User) -> int:
         return await UserErasure(opened.eraser, whom).erase(lambda done: report(done, done))
 
 
+def _warn_if_no_users(config: ServiceConfig) -> None:
+    """After a user was not found: maybe because the store, or the name of the agent, is another one."""
+
+    async def look(opened: OpenedState) -> tuple[int, list[str]]:
+        inventory = Inventory(opened.records)
+        return len(await inventory.owners()), inventory.damaged
+
+    warn_if_none(config, *run_on(config, look), "users")
+
+
 def _user_text(user: User) -> str:
     return f"{user.key} (tenant {user.tid!r}, object id {user.oid!r})"
 
@@ -130,8 +144,10 @@ def owner_command(
         canonical = ids.canonical(identifier, "the id")
     except InvalidRequest as error:
         raise typer.BadParameter(str(error)) from None
-    users = run(config, lambda opened: opened.directory.candidates(canonical))
+    checked = load_checked(config)
+    users = run_on(checked, lambda opened: opened.directory.candidates(canonical))
     if not users:
+        _warn_if_no_users(checked)
         raise fail(f"no user has the id {canonical}")
     for user in users:
         print(user.key)
