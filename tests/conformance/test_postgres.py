@@ -633,6 +633,23 @@ async def test_a_running_server_that_takes_no_writes_is_not_to_be_started(
     assert "Check that it is running" not in str(refused.value)
 
 
+@pytest.mark.parametrize("error", ["DuplicatePreparedStatementError", "InvalidSQLStatementNameError"])
+async def test_a_pgbouncer_without_prepared_statements_is_not_to_be_started(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    """The error names the option to set, and nothing to check."""
+
+    async def refuse(*args: object, **options: object) -> None:
+        raise getattr(asyncpg.exceptions, error)("prepared statement")
+
+    async with store_of(postgres_server.url) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncpg.Connection, "fetch", refuse)
+            with pytest.raises(PersistenceUnavailable, match=r"Set \?statement_cache_size=0 in") as refused:
+                await store.read("p", ["key"])
+    assert "Check that it is running" not in str(refused.value)
+
+
 async def idle_pair(store: Store, sql: str) -> None:
     """Leaves two connections idle, after a statement on each."""
     assert isinstance(store, PostgresStore)

@@ -490,9 +490,7 @@ def _session_ended(error: BaseException) -> bool:
     return isinstance(error, LOST)
 
 
-_THROUGH_PGBOUNCER: Final = (
-    "a pgbouncer in front of it keeps no prepared statements; set ?statement_cache_size=0"
-)
+_THROUGH_PGBOUNCER: Final = "a pgbouncer in front of it keeps no prepared statements"
 #: failures whose own words do not say what to do
 _KNOWN: Final[Mapping[type[BaseException], str]] = {
     TargetServerAttributeNotMatched: "it is read-only: a standby, or default_transaction_read_only is on",
@@ -507,9 +505,11 @@ _IF_READ_ONLY: Final = (
 
 
 def _advice_on(error: BaseException) -> str | None:
-    """What to do about a server that is running, but refuses to write."""
+    """What to do about a server that is running, but refuses."""
     if isinstance(error, TargetServerAttributeNotMatched | ReadOnlySQLTransactionError):
         return _IF_READ_ONLY
+    if isinstance(error, DuplicatePreparedStatementError | InvalidSQLStatementNameError):
+        return "Set ?statement_cache_size=0 in TA_PERSISTENCE or spec.persistence."
     if isinstance(error, DiskFullError):
         return "Enlarge the volume, or delete files that do not belong to the database."
     return None
