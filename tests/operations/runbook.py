@@ -13,12 +13,16 @@ _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _KEEPING = "set -eau; trap 'code=$?; env -0 > environment; exit $code' EXIT\n"
 
 
-def scripts(title: str) -> list[str]:
-    """The blocks of commands below a heading of the page, without prompts."""
+def section(title: str) -> str:
+    """What stands below a heading of the page."""
     _, found, rest = PAGE.read_text().partition(f"\n### {title}\n")
     assert found, f"there is no runbook {title!r}"
-    section = re.split(r"^##", rest, maxsplit=1, flags=re.MULTILINE)[0]
-    return [re.sub(r"^\$ ", "", block, flags=re.MULTILINE) for block in _BLOCK.findall(section)]
+    return re.split(r"^##", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def scripts(title: str) -> list[str]:
+    """The blocks of commands below a heading of the page, without prompts."""
+    return [re.sub(r"^\$ ", "", block, flags=re.MULTILINE) for block in _BLOCK.findall(section(title))]
 
 
 class Operator:

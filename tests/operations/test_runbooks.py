@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from runbook import Operator
+from runbook import Operator, section
 
 from tealagents.client import AsyncClient, Retry
 from tealagents.llm.offline import OfflineModel
@@ -205,6 +205,22 @@ def test_a_stuck_task_is_canceled(site: Site) -> None:
         busy = say(ada, "hello?", task_id=task)
         assert (busy.status_code, busy.json()["code"]) == (409, "task_busy")
         request = busy.json()["request_id"]
+        operator = site.operator("A stuck task", AGENT=service.url, TOKEN="ada", REQUEST=request)
+        assert json.loads(operator.does(1))["status"] == "Canceled"
+        assert said(ada, "hello?", task_id=task)["status"] == "Completed"
+
+
+def test_a_task_that_waits_for_an_approval_is_found_in_the_runbook_and_canceled(site: Site) -> None:
+    """By the code of the refusal: it is another one than that of a task whose request runs."""
+    demo = Path(__file__).parents[2] / "demos" / "approval"
+    site.configured(agent={"plugins": ["Files"]})
+    site.env["TA_PLUGIN_MODULE"] = str(demo / "custom_plugins.py")
+    site.env["TA_PLUGIN_CATALOG_FILE"] = str(demo / "catalogue.json")
+    with site.service() as service, service.client("ada") as ada:
+        task = said(ada, 'call Files-delete {"path": "notes.txt"}')["task_id"]
+        waiting = say(ada, "hello?", task_id=task)
+        assert f"`{waiting.status_code} {waiting.json()['code']}`" in section("A stuck task")
+        request = waiting.json()["request_id"]
         operator = site.operator("A stuck task", AGENT=service.url, TOKEN="ada", REQUEST=request)
         assert json.loads(operator.does(1))["status"] == "Canceled"
         assert said(ada, "hello?", task_id=task)["status"] == "Completed"
