@@ -249,6 +249,26 @@ def test_an_import_that_cannot_be_is_refused_before_it_begins(agent: Agent, wron
     assert agent.exported("after", **there) == before
 
 
+def test_a_file_that_is_not_as_it_was_exported_is_to_be_exported_again(agent: Agent) -> None:
+    """Cut within a line, between two, or changed: the store is not damaged, and no backup of it helps."""
+    with agent.served() as service, service.client() as client:
+        say(client, "hello there")
+    lines = agent.exported().splitlines(keepends=True)
+    changed = [line.replace(b"Completed", b"Canceled") for line in lines]
+    wrong = {
+        f"the export is incomplete: it ends within line {len(lines) - 1}": [*lines[:-2], lines[-2][:-20]],
+        f"the export is incomplete: it ends within line {len(lines)}": [*lines[:-1], lines[-1][:-4]],
+        f"the export is incomplete: it ends after line {len(lines) - 1}": lines[:-1],
+        "does not match its checksum": changed,
+    }
+    for said, written in wrong.items():
+        (agent.folder / "wrong").write_bytes(b"".join(written))
+        refused = agent.run("state", "import", str(agent.folder / "wrong"), "--dry-run")
+        assert refused.exit_code == 2
+        assert f"{said}. Export again." in refused.stderr
+        assert "backup" not in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("before", "now"),
     [("a key " * 8, ""), ("", "a key " * 8), ("a key " * 8, "another key " * 4)],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 #: how often a commit is sent whose reply is lost
 SENDINGS = 5
+#: what helps where a file is not as it was exported
+_AGAIN: Final = "Export again."
 
 
 class Refused(Exception):
@@ -75,10 +77,16 @@ class Importer:
                     raise ValueError("the number of records does not match: some are missing")
             except RecursionError:
                 raise Refused(f"line {number}: its value is nested too deeply") from None
-            except (ValueError, CorruptState) as error:
+            except CorruptState as error:  # whose own text is about a record in the store
+                raise Refused(f"line {number}: the record {error.key!r} {error.reason}. {_AGAIN}") from None
+            except ValueError as error:
+                unreadable = isinstance(error, msgspec.DecodeError | UnicodeDecodeError)
+                if unreadable and not line.endswith(b"\n"):
+                    said = f"the export is incomplete: it ends within line {number}. {_AGAIN}"
+                    raise Refused(said) from None
                 raise Refused(f"line {number}: {error}") from None
         if not whole:
-            raise Refused(f"the export is incomplete: it ends after line {number}. Export again.")
+            raise Refused(f"the export is incomplete: it ends after line {number}. {_AGAIN}")
 
     def _check_header(self, line: bytes) -> None:
         try:
