@@ -704,6 +704,21 @@ def test_a_bad_entry_is_named(agent: Agent, key: str) -> None:
             assert ("TA_AUDIT_KEY is not set" in result.output) is said
 
 
+@pytest.mark.parametrize("key", ["", "an audit key of some length"], ids=["without a key", "with a key"])
+def test_audits_of_which_no_entry_is_good_are_suspected_of_another_key(agent: Agent, key: str) -> None:
+    """A changed TA_AUDIT_KEY makes every audit look forged; one bad one among good ones does not."""
+    agent.env |= {"TA_AUDIT_KEY": key} if key else {}
+    with agent.served() as service, service.client() as client:
+        for words in ("hello", "hello again"):
+            bad = say(client, words)["task_id"]
+    suspicion = "TA_AUDIT_KEY may not be the one"
+    other = agent.run("state", "verify-audit", TA_AUDIT_KEY="another key of some length")
+    assert (other.exit_code, suspicion in other.output) == (1, True)
+    drop(agent.database, sorted(key for key, _ in rows(agent.database) if f"log/{bad}/" in key)[-1])
+    forged = agent.run("state", "verify-audit")
+    assert (forged.exit_code, suspicion in forged.output) == (1, False)
+
+
 def test_damage_that_may_hide_a_task_is_shown_with_what_is_found(agent: Agent) -> None:
     """The record of its owner: no one's tasks are found without it. covers: STATE-4"""
     with agent.served() as service, service.client() as client:

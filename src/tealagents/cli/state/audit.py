@@ -37,6 +37,11 @@ def verify_command(
     warn_if_none(checked, tasks, damaged)
     if faults and not keyed:
         print("TA_AUDIT_KEY is not set: an audit that was written with one does not verify without it")
+    if faults and keyed and not entries:
+        print(
+            "no entry verifies: TA_AUDIT_KEY may not be the one that they were written with, or they were "
+            "written without one"
+        )
     show_problems(damaged, "damaged records")
     if faults or damaged:
         raise typer.Exit(1)
