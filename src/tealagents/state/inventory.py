@@ -124,6 +124,13 @@ class Inventory:
                 found |= {self._records.partition(user): user for user in owners.users}
         return [found[partition] for partition in sorted(found)]
 
+    async def has_users(self) -> bool:
+        """Whether there is any, without reading them all."""
+        for partition in self.index_partitions():
+            if await self._records.store.scan(partition, keys.owner(""), limit=1):
+                return True
+        return False
+
     def index_partitions(self) -> list[str]:
         """The partitions of the owner index and of the locators."""
         agent = self._records.agent

@@ -110,12 +110,8 @@ async def _erase(opened: OpenedState, whom: User) -> int:
 
 def _warn_if_no_users(config: ServiceConfig) -> None:
     """After a user was not found: maybe because the store, or the name of the agent, is another one."""
-
-    async def look(opened: OpenedState) -> tuple[int, list[str]]:
-        inventory = Inventory(opened.records)
-        return len(await inventory.owners()), inventory.damaged
-
-    warn_if_none(config, *run_on(config, look), "users")
+    has_users = run_on(config, lambda opened: Inventory(opened.records).has_users())
+    warn_if_none(config, has_users, (), "users")
 
 
 def _user_text(user: User) -> str:
