@@ -57,7 +57,7 @@ class Record(NamedTuple):
 
 
 class Put(NamedTuple):
-    """A value to write, and the seconds after which it expires (None: never)."""
+    """A value to write, and the seconds, more than 0, after which it expires (None: never)."""
 
     value: bytes
     ttl: float | None = None
@@ -67,10 +67,10 @@ class Commit(Struct, frozen=True, kw_only=True):
     """What one commit expects, writes and deletes, all within one partition.
 
     At most `COMMIT_RECORDS` records are expected, put and deleted together, and their values sum to at most
-    `COMMIT_BYTES`.
+    `COMMIT_BYTES`. A store accepts 1,048,576 bytes, because the wrapper that encrypts adds to each value.
     """
 
-    #: 24 hexadecimal digits: new for each commit, the same when this one is retried
+    #: 24 hexadecimal digits in lower case: new for each commit, the same when this one is retried
     operation: str
     #: key → the version it must have, or None where the key must be absent (or have expired)
     expect: Mapping[str, str | None] = {}
