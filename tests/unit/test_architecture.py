@@ -67,7 +67,8 @@ def test_map_of_the_api() -> None:
     table = page.partition("| module of `api` |")[2].partition("\n\n")[0]
     named = {name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])}
     api = PACKAGE / "api"
-    assert named == folders(api) | {path.stem for path in api.glob("*.py")} - {"__init__"}
+    modules = folders(api) | {path.stem for path in api.glob("*.py")} - {"__init__"}
+    assert named == modules, "the table of the api's modules in docs/architecture.md names each of them"
 
 
 def test_every_folder_opens_with_its_map() -> None:
@@ -127,7 +128,8 @@ def test_protocols_are_independent() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     [apart] = [each for each in contracts if each["name"] == "protocols know nothing of each other"]
     kept = {name.rpartition(".")[2] for name in apart["modules"]}
-    assert kept == {path.parent.name for path in (PACKAGE / "api").glob("*/__init__.py")}
+    folders_of_protocols = {path.parent.name for path in (PACKAGE / "api").glob("*/__init__.py")}
+    assert kept == folders_of_protocols, f"pyproject.toml: `modules` of the contract {apart['name']!r}"
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def test_forgotten_event_is_shown_to_no_one(show: Callable[[], object]) -> None:
 
 def test_every_event_of_v1alpha1_is_described() -> None:
     """Its name is in `EVENTS`, with which the OpenAPI document, the clients and the pages are compared."""
-    assert {type(event) for event in EXAMPLES} == set(get_args(Event))
+    assert {type(event) for event in EXAMPLES} == set(get_args(Event)), "EXAMPLES: one of each event"
     frames = Frames({}, "Tester", "/Tester/1")
     sent = b"".join(frames(Recorded(n, event)) for n, event in enumerate(EXAMPLES, start=1)).decode()
     assert set(re.findall(r"^event: (.+)$", sent, re.MULTILINE)) == EVENTS.keys()
