@@ -294,8 +294,9 @@ async def test_another_isolation_level(postgres_server: PostgresServer, sql: "as
     await sql.execute("CREATE ROLE careful LOGIN SUPERUSER")
     await sql.execute("ALTER ROLE careful SET default_transaction_isolation = 'repeatable read'")
     async with store_of(postgres_server.url.replace("tealagents:", "careful:") + "?schema=careful") as store:
-        with pytest.raises(PersistenceUnavailable, match="ALTER ROLE careful SET"):
+        with pytest.raises(PersistenceUnavailable, match="ALTER ROLE careful SET") as refused:
             await store.commit("p", put("key", b"1"))
+    assert "Check that it is running" not in str(refused.value)
 
 
 async def blocked(sql: "asyncpg.Connection") -> None:

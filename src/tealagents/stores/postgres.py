@@ -29,6 +29,7 @@ from asyncpg.exceptions import (
     InvalidSQLStatementNameError,
     PostgresError,
     ProtocolViolationError,
+    RaiseError,
     ReadOnlySQLTransactionError,
     TargetServerAttributeNotMatched,
     TooManyConnectionsError,
@@ -510,6 +511,8 @@ def _advice_on(error: BaseException) -> str | None:
         return _IF_READ_ONLY
     if isinstance(error, DuplicatePreparedStatementError | InvalidSQLStatementNameError):
         return "Set ?statement_cache_size=0 in TA_PERSISTENCE or spec.persistence."
+    if isinstance(error, RaiseError):  # by the function that commits: it says what to set
+        return "New connections use what is set."
     if isinstance(error, DiskFullError):
         return "Enlarge the volume, or delete files that do not belong to the database."
     return None
