@@ -13,7 +13,7 @@ import pytest
 from tealagents.domain.clock import SystemClock
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.models import User
-from tealagents.domain.ports import Store
+from tealagents.domain.ports import COMMIT_BYTES, Store
 from tealagents.state import keys
 from tealagents.state.codec import seal, unseal
 from tealagents.state.dump import Exporter
@@ -31,6 +31,8 @@ PARTITION = "agent/user/alice"
 
 
 class TestEncryptedSqliteStore(StoreContract):
+    largest = COMMIT_BYTES
+
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> OpenStore:
         return lambda: EncryptedStore(plain_store(f"sqlite:///{tmp_path}/state.db"), KEY)
@@ -38,6 +40,7 @@ class TestEncryptedSqliteStore(StoreContract):
 
 class TestEncryptedMemoryStore(StoreContract):
     examples = 50
+    largest = COMMIT_BYTES
 
     @pytest.fixture
     def open_store(self) -> OpenStore:

@@ -27,6 +27,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tealagents.domain.errors import Conflict
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record, Store
+from tealagents.stores.base import MAX_BYTES
 from tealagents.testing.store_histories import RandomHistories
 from tealagents.testing.store_steps import (
     OpenStore,
@@ -83,6 +84,8 @@ class StoreContract(WatchContract):
     examples: ClassVar[int] = 60
     #: False if a `read` may return only some records of a concurrent commit (see `Store.read`)
     reads_are_snapshots: ClassVar[bool] = True
+    #: the bytes of the largest value; a wrapper that adds to it may have `COMMIT_BYTES`
+    largest: ClassVar[int] = MAX_BYTES
 
     @pytest.fixture
     async def store(self, open_store: OpenStore) -> AsyncGenerator[Store]:
@@ -123,8 +126,8 @@ class StoreContract(WatchContract):
 
     @pytest.mark.parametrize("text", [True, False], ids=["text", "bytes"])
     async def test_values_up_to_a_megabyte(self, store: Store, partition: str, text: bool) -> None:
-        """A value of 1,000,000 bytes is kept, text or not, and can be replaced and deleted."""
-        value = b'{"a":"' + b"x" * 999_992 + b'"}' if text else os.urandom(1_000_000)
+        """The largest value is kept, text or not, and can be replaced and deleted."""
+        value = b'{"a":"' + b"x" * (self.largest - 8) + b'"}' if text else os.urandom(self.largest)
         version = await put(store, partition, {"big": value})
         assert await store.read(partition, ["big"]) == [Record(value, version)]
         assert await store.scan(partition, "b") == [("big", Record(value, version))]
