@@ -124,7 +124,7 @@ def settings_of(config: ServiceConfig) -> ApiSettings:
     )
 
 
-def _shared(probe: Callable[[], Coroutine[Any, Any, Json]]) -> Callable[[], Coroutine[Any, Any, Json]]:
+def once_at_a_time(probe: Callable[[], Coroutine[Any, Any, Json]]) -> Callable[[], Coroutine[Any, Any, Json]]:
     """The probe, run once for all who ask at the same time: they need no token, and the store is for users.
 
     They are answered in time, however long the store takes.
@@ -136,10 +136,11 @@ def _shared(probe: Callable[[], Coroutine[Any, Any, Json]]) -> Callable[[], Coro
         if running is None or running.done():
             running = asyncio.create_task(probe())
             running.add_done_callback(lambda probed: probed.cancelled() or probed.exception())
-        done, _ = await asyncio.wait([running], timeout=PROBE_SECONDS)
+        mine = running  # before this continues, the next one may have begun
+        done, _ = await asyncio.wait([mine], timeout=PROBE_SECONDS)
         if not done:
             raise PersistenceUnavailable(f"The store has not answered for {PROBE_SECONDS} seconds.")
-        return running.result()
+        return mine.result()
 
     return answer
 
@@ -210,7 +211,7 @@ class ServiceWiring:
             settings_of(config),
             public_url=config.public_url,
             metadata=config.metadata.model_dump(mode="json", exclude_none=True),
-            dependencies={"store": _shared(self._store_probe)},
+            dependencies={"store": once_at_a_time(self._store_probe)},
             console=f"{config.prefix}/console/" if config.console.enabled else None,
             consents=self.tooling.consents,
         )

@@ -19,6 +19,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from wire import NOBODYS, Json, events, problem, streamed, text
 
+from tealagents.bootstrap import once_at_a_time
 from tealagents.testing.service import ServiceThread, offline_service
 from tealagents.testing.waits import until
 
@@ -226,6 +227,24 @@ async def test_probes_at_once_ask_the_store_once() -> None:
             assert len(pinged) == 1
             assert (await anonymous.get("/health/ready")).status_code == 200
         assert len(pinged) == 2
+
+
+async def test_a_probe_is_answered_with_its_own_look_although_the_next_has_begun() -> None:
+    """Two load balancers that ask at nearly the same time: the first one's answer was a 500."""
+    begun: list[asyncio.Task[Json]] = []
+
+    async def look() -> Json:
+        number = len(begun)
+        if number == 1:  # runs when this look is over, and before the one who waits for it continues
+            asyncio.get_running_loop().call_soon(lambda: begun.append(asyncio.create_task(asks())))
+        else:
+            await asyncio.sleep(0.01)
+        return {"look": number}
+
+    asks = once_at_a_time(look)
+    begun.append(asyncio.create_task(asks()))
+    assert await begun[0] == {"look": 1}
+    assert await begun[1] == {"look": 2}
 
 
 def test_a_health_check_shows_no_address(tmp_path: Path) -> None:

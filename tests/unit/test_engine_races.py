@@ -26,7 +26,7 @@ from engine_setup import (
 
 from tealagents.domain import paths
 from tealagents.domain.clock import SystemClock
-from tealagents.domain.errors import ApprovalPending, NotFound, PersistenceUnavailable
+from tealagents.domain.errors import ApprovalPending, Interrupted, NotFound, PersistenceUnavailable
 from tealagents.domain.events import Canceled, ModelDone, ModelEvent, TextDelta
 from tealagents.domain.ids import random_id
 from tealagents.domain.models import Item, Json, RequestRecord, TokenUsage, ToolCall
@@ -452,6 +452,30 @@ async def test_what_runs_under_a_lost_lease_is_dropped_although_the_process_has_
         await here.lease._lose("a test says so")
         assert here.lease.held
         await eventually(lambda: not here.service.load().in_flight)
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+async def test_what_begins_while_the_lease_is_lost_is_dropped_as_well(
+    renewed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run starts after the others were dropped, maybe under a new lease, which is not its own."""
+
+    async def fails() -> None:
+        raise PersistenceUnavailable("The store is away.")
+
+    store = Behind()
+    async with process(store, Scripted(says("too late"))) as here:
+
+        async def lost() -> None:
+            with monkeypatch.context() as patched:
+                if not renewed:
+                    patched.setattr(here.lease, "_renew", fails)
+                await here.lease._lose("a test says so")
+            await eventually(here.lease._lost_ids.empty)
+
+        store.there = lost
+        with pytest.raises(Interrupted):
+            await here.ask()
 
 
 async def test_a_drain_waits_for_what_is_beginning() -> None:

@@ -169,6 +169,8 @@ class Service:
         self.followers.runs_here(request.request_id)
         if (stop := self.tasks.begun.starts(request)) is not None:
             run.stop(stop)
+        if run.worker_id != self.tasks.lease.worker_id:  # it was lost while the request began
+            run.stop(Stop(None))
         task = asyncio.create_task(
             self._carry(run, caller.user.key, share, resumption), name=f"request {request.request_id}"
         )
