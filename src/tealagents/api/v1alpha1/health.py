@@ -85,5 +85,5 @@ async def _probe(probe: Probe) -> Json:
         details = await probe()
     except TealError as error:
         log.warning("health: %s", error)  # names hosts, which callers of this must not learn
-        return {"status": "unavailable", "detail": "It does not respond. See the service's log."}
+        return {"status": "unavailable", "detail": "It cannot be used at present. See the service's log."}
     return {"status": "ok", **details}
