@@ -10,7 +10,6 @@ from tealagents.cli.help import Config
 from tealagents.cli.loading import fail, warn
 from tealagents.cli.state.opening import OpenedState, load_checked, run_on
 from tealagents.cli.state.reporting import DryRun, count_text, progress, warn_if_none
-from tealagents.config import ServiceConfig
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import User
@@ -48,7 +47,7 @@ def delete_user_command(
     """
     whom, others = _named_user(user, tid, oid)
     checked = load_checked(config)
-    records, has_mem0 = run_on(checked, partial(_count_stored, whom=whom, others=others))
+    records, has_mem0, has_users = run_on(checked, partial(_count_stored, whom=whom, others=others))
     if has_mem0:
         _warn_of_mem0(whom)
     if records:
@@ -65,7 +64,7 @@ def delete_user_command(
         print(
             f"nothing is stored for {_user_text(whom)}: ids are compared exactly, Entra's are in lower case"
         )
-        _warn_if_no_users(checked)
+        warn_if_none(checked, has_users, (), "users")
         raise typer.Exit(1)
     if not dry_run:
         print(f"{_user_text(whom)} is erased")
@@ -95,23 +94,19 @@ def _named_user(user: str | None, tid: str | None, oid: str | None) -> tuple[Use
     return whom, [other for other in splits if other.oid and other != whom]
 
 
-async def _count_stored(opened: OpenedState, whom: User, others: list[User]) -> tuple[int, bool]:
-    """The number of the user's records, and whether Mem0 may have memories of the user."""
+async def _count_stored(opened: OpenedState, whom: User, others: list[User]) -> tuple[int, bool, bool]:
+    """The number of the user's records, whether Mem0 may have memories of the user, and whether there are
+    any users."""
     for other in others:
         if await UserErasure(opened.eraser, other).count():
             raise fail(f"this may also mean {_user_text(other)}: give --tid and --oid")
-    return await UserErasure(opened.eraser, whom).count(), opened.has_mem0
+    records = await UserErasure(opened.eraser, whom).count()
+    return records, opened.has_mem0, bool(records) or await Inventory(opened.records).has_users()
 
 
 async def _erase(opened: OpenedState, whom: User) -> int:
     with progress("records") as report:
         return await UserErasure(opened.eraser, whom).erase(lambda done: report(done, done))
-
-
-def _warn_if_no_users(config: ServiceConfig) -> None:
-    """After a user was not found: maybe because the store, or the name of the agent, is another one."""
-    has_users = run_on(config, lambda opened: Inventory(opened.records).has_users())
-    warn_if_none(config, has_users, (), "users")
 
 
 def _user_text(user: User) -> str:
@@ -141,9 +136,15 @@ def owner_command(
     except InvalidRequest as error:
         raise typer.BadParameter(str(error)) from None
     checked = load_checked(config)
-    users = run_on(checked, lambda opened: opened.directory.candidates(canonical))
+    users, has_users = run_on(checked, partial(_owners, identifier=canonical))
     if not users:
-        _warn_if_no_users(checked)
+        warn_if_none(checked, has_users, (), "users")
         raise fail(f"no user has the id {canonical}")
     for user in users:
         print(user.key)
+
+
+async def _owners(opened: OpenedState, identifier: str) -> tuple[list[User], bool]:
+    """The users that have the id, and whether there are any users."""
+    users = await opened.directory.candidates(identifier)
+    return users, bool(users) or await Inventory(opened.records).has_users()
