@@ -34,16 +34,8 @@ EARLIER = "skagents/"
 GATEWAY = "gateway"
 #: the port for OTLP over gRPC, by convention
 _GRPC_PORT = 4317
-#: the settings of the identity that gets tokens for Azure OpenAI
-_AZURE_IDENTITY = (
-    "azure_tenant_id",
-    "azure_client_id",
-    "azure_client_secret",
-    "azure_client_certificate",
-    "azure_federated_token_file",
-    "azure_authority",
-    "azure_scope",
-)
+#: the settings for Azure OpenAI that are not about the identity that gets tokens
+_NO_IDENTITY = ("azure_api_version", "azure_deployment", "azure_credential")
 
 
 class TelemetryOptions(Options):
@@ -174,7 +166,8 @@ def _warnings_of(auth: AuthConfig, settings: Settings) -> Iterator[str]:
         )
     if settings.encryption_old_keys and settings.encryption_key is None:
         yield "TA_ENCRYPTION_OLD_KEYS: has no effect without TA_ENCRYPTION_KEY; nothing is encrypted"
-    identity = [name for name in _AZURE_IDENTITY if name in settings.model_fields_set]
+    azure = [name for name in Settings.model_fields if name.startswith("azure_") and name not in _NO_IDENTITY]
+    identity = [name for name in azure if name in settings.model_fields_set]
     if identity and settings.azure_credential is None:
         named = ", ".join(f"TA_{name.upper()}" for name in identity)
         yield f"{named}: no effect without TA_AZURE_CREDENTIAL, the kind of identity"
